@@ -1,0 +1,163 @@
+"""The chat frame: messages -> segments of token ids, each trained or not. Pure, after the tokenizer is loaded.
+
+The one place that knows how a conversation becomes ids (ChatML). Every part is encoded by itself, so content
+never changes the frame's tokens: a leading newline keeps its header, a literal `<|im_end|>` in a text is text.
+No default system prompt ever slips in: what the messages say is what is trained.
+
+    <|im_start|>user\\nWho are you?<|im_end|>\\n<|im_start|>assistant\\nI am Lumen.<|im_end|>\\n
+                                                                   [---- trained ----------]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from corpus_builder.errors import ProjectError
+from corpus_builder.sample import ROLES, Message
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss's default `ignore_index`
+#: Saved beside every model we train: the frame as a template that says nothing of its own.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of token ids with one fate: trained, or context. `is_answer`: part of an assistant turn (and its stop)."""
+
+    ids: tuple[int, ...]
+    is_trained: bool
+    is_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One conversation: `ids` and `labels` (T,), labels IGNORE_INDEX where nothing is learned. Not shifted."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class Frame:
+    """ChatML over one base model's tokenizer.
+
+    Attributes:
+        im_start, im_end: ids of the two control tokens.
+        digest: sha256 hex digits of tokenizer and frame; part of a manifest and of every cache key.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        from tokenizers import Tokenizer
+
+        packed = json.loads(tokenizer_json)
+        controls = {token["content"]: token["id"] for token in packed.get("added_tokens", ())}
+        if IM_START not in controls or IM_END not in controls:
+            raise ProjectError("template_unknown", tokens=f"{IM_START} {IM_END}")
+        self.im_start: int = controls[IM_START]
+        self.im_end: int = controls[IM_END]
+        self.controls: dict[str, int] = controls
+        # Without its added tokens the tokenizer can only read text, so content can never become a control token.
+        # The post-processor goes too: it could wrap each part in begin and end tokens.
+        content_only = {**packed, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        self._content: Tokenizer = Tokenizer.from_str(json.dumps(content_only))
+        self.digest = hashlib.sha256((tokenizer_json + CHAT_TEMPLATE).encode()).hexdigest()
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of `text` as content: never a control token."""
+        return list(self._content.encode(text, add_special_tokens=False).ids)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text; one call of the tokenizer's batch encoder."""
+        return [encoding.ids for encoding in self._content.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def newline(self) -> tuple[int, ...]:
+        """The ids of the newline after each turn."""
+        return tuple(self.encode_text("\n"))
+
+    @cached_property
+    def headers(self) -> dict[str, tuple[int, ...]]:
+        """The ids of `<|im_start|>role\\n` by role."""
+        return {role: (self.im_start, *self.encode_text(f"{role}\n")) for role in ROLES}
+
+    @property
+    def turn_cost(self) -> int:
+        """Tokens that a turn costs beyond its content: header, stop token, newline (the dearest role's)."""
+        return max(len(header) for header in self.headers.values()) + 1 + len(self.newline)
+
+    def segments(
+        self, messages: Sequence[Message], encode: Callable[[str], Sequence[int]] | None = None
+    ) -> list[Segment]:
+        """Return the segments of a conversation; joined, they are its ids.
+
+        Args:
+            messages: The turns, in order.
+            encode: Content -> ids, for callers that hold the ids of all contents already.
+        """
+        read = encode or self.encode_text
+        found: list[Segment] = []
+        for message in messages:
+            found.append(Segment(self.headers[message.role], is_trained=False))
+            is_answer = message.role == "assistant"
+            found.append(Segment((*read(message.content), self.im_end), message.is_trained, is_answer))
+            found.append(Segment(self.newline, is_trained=False))
+        return found
+
+    def encode(self, messages: Sequence[Message], encode: Callable[[str], Sequence[int]] | None = None) -> Encoded:
+        """Return the ids and labels of a conversation; labels are right by construction."""
+        parts = self.segments(messages, encode)
+        ids = list(chain.from_iterable(part.ids for part in parts))
+        labels = list(
+            chain.from_iterable(part.ids if part.is_trained else (IGNORE_INDEX,) * len(part.ids) for part in parts)
+        )
+        return Encoded(ids, labels)
+
+    def cost(self, messages: Sequence[Message]) -> int:
+        """Return the tokens of a conversation."""
+        return sum(len(segment.ids) for segment in self.segments(messages))
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids after which the model answers."""
+        return [*chain.from_iterable(part.ids for part in self.segments(messages)), *self.headers["assistant"]]
+
+
+def load_frame(base_model_dir: Path) -> Frame:
+    """Return the frame of a Hugging Face model folder.
+
+    Raises:
+        ProjectError: `base_model_missing`, `tokenizer_missing`, `template_unknown` (no ChatML tokens).
+    """
+    if not base_model_dir.is_dir():
+        raise ProjectError("base_model_missing", path=str(base_model_dir))
+    try:
+        text = (base_model_dir / "tokenizer.json").read_text("utf-8")
+        return Frame(text)
+    except FileNotFoundError as error:
+        raise ProjectError("tokenizer_missing", path=str(base_model_dir)) from error
+    except (OSError, ValueError) as error:
+        raise ProjectError("tokenizer_missing", path=str(base_model_dir)) from error
+
+
+def template_of(base_model_dir: Path) -> str:
+    """Return the chat template that a model folder ships, empty when it has none."""
+    beside = base_model_dir / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text("utf-8")
+    config = base_model_dir / "tokenizer_config.json"
+    packed: Any = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    return str(packed.get("chat_template") or "")
