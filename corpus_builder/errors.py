@@ -7,7 +7,8 @@ codes and values, the runner says them.
     3
 """
 
-from typing import Any, Dict, Mapping, Union
+import json
+from typing import Any, Dict, Mapping, Optional, Union
 
 EXIT_DONE = 0
 EXIT_INPUT = 2
@@ -168,3 +169,21 @@ class ProjectError(Exception):
 def _shown(value: Value) -> str:
     """Keep text out of tracebacks and logs: only its length is shown."""
     return "<%d characters>" % len(value) if isinstance(value, Text) else str(value)
+
+
+ERROR_PREFIX = "ZY_ERROR "
+
+
+def format_error_line(error: ProjectError) -> str:
+    """Return the line by which a child process tells its supervisor why it ended; JSON, values with their class."""
+    return ERROR_PREFIX + json.dumps(error.to_json(), ensure_ascii=True)
+
+
+def parse_error_line(line: str) -> Optional[ProjectError]:
+    """Return the error of a line that `format_error_line` made, None for any other line."""
+    if not line.startswith(ERROR_PREFIX):
+        return None
+    try:
+        return ProjectError.from_json(json.loads(line[len(ERROR_PREFIX) :]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

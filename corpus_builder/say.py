@@ -6,11 +6,11 @@ The only place where a code becomes words. Side effects: reads the catalogues, o
 from __future__ import annotations
 
 import gettext
-import hashlib
 from functools import cache
 from pathlib import Path
 
 from corpus_builder.errors import NAMED, PUBLIC, TEXT, ProjectError, Value, privacy_class
+from corpus_builder.log_lines import short_hash
 
 LANGUAGES = ("zh", "en")
 LOCALE_DIR = Path(__file__).parent / "locale"
@@ -42,7 +42,7 @@ def shown(value: Value, see: frozenset[str]) -> str:
     """Return `value` as a reader with `see` may have it: itself, or `#a3f2` for what is not theirs to see."""
     if privacy_class(value) in see:
         return f"{value:g}" if isinstance(value, float) else str(value)
-    return "#" + hashlib.sha256(str(value).encode("utf-8", "surrogatepass")).hexdigest()[:4]
+    return "#" + short_hash(str(value))
 
 
 def error_lines(error: ProjectError, lang: str, *, see: frozenset[str] = SEE_NAMES) -> tuple[str, str, str]:

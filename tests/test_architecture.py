@@ -27,6 +27,7 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "peft", "accelerate",
 #: `†`: files that also run on the box with the system's Python.
 ON_THE_BOX = (
     "corpus_builder/errors.py",
+    "corpus_builder/log_lines.py",
     "trainer/run_paths.py",
     "trainer/run_state.py",
     "trainer/progress.py",

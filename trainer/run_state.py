@@ -31,6 +31,7 @@ class Outcome:
     last_step: int
     ended_at: str
     remedy: Optional[str] = None
+    error: Optional[Dict[str, Any]] = None  # a ProjectError's JSON, where a step told why it ended
 
     def __post_init__(self) -> None:
         if self.state not in END_STATES:

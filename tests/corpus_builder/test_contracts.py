@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from corpus_builder import catalogues, say
 from corpus_builder.config import load_config, near_miss, parse_boolean
-from corpus_builder.errors import EXIT_CODES, Named, ProjectError, Text
+from corpus_builder.errors import EXIT_CODES, Named, ProjectError, Text, format_error_line, parse_error_line
+from corpus_builder.log_lines import log_line, public_line
 from corpus_builder.manifest import (
     ClassAccount,
     FileAccount,
@@ -243,3 +244,34 @@ def test_load_config_needs_a_file(tmp_path):
 )
 def test_answer_is_judged_by_its_words(answer, right):
     assert is_right(Question(ask="?", any_of=("lumen",), none_of=("robot",)), answer) is right
+
+
+def test_error_line_round_trip():
+    error = ProjectError("gate_failed", gates=Named("a < b"))
+    back = parse_error_line(format_error_line(error))
+    assert (back.code, back.values) == (error.code, error.values)
+    assert parse_error_line("ZY_ERROR {") is None
+    assert parse_error_line('ZY_ERROR {"code": "no such code", "values": {}}') is None
+
+
+def test_log_line_in_public_has_no_names_and_no_text():
+    line = log_line(
+        "dialog", "{path}: {turns} turns, said {text}", path=Named("her ⟧ name.md"), turns=3, text=Text("love")
+    )
+    assert "love" not in line
+    shown = public_line(line + "\n")
+    assert shown.startswith("[dialog] #")
+    assert "name" not in shown
+    assert shown.endswith("3 turns, said <4 characters>")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["hello [dialog] x", "Traceback (most recent call last):", "", 'ZY_ERROR {"code": 1}', "she said: ZY_EVENT name=x"],
+)
+def test_line_that_is_not_ours_is_not_public(line):
+    assert public_line(line) is None
+
+
+def test_our_line_behind_a_rank_prefix_is_public():
+    assert public_line("[rank0]: ZY_EVENT name=started") == "ZY_EVENT name=started"
