@@ -6,6 +6,7 @@ The only place where a code becomes words. Side effects: reads the catalogues, o
 from __future__ import annotations
 
 import gettext
+import re
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from corpus_builder.log_lines import short_hash
 LANGUAGES = ("zh", "en")
 LOCALE_DIR = Path(__file__).parent / "locale"
 DOMAIN = "zyforge"
+#: Keys of the catalogue in a value of an error, so that reasons are said in the language: "reason.in_line 3: reason.x".
+REASON = re.compile(r"\breason\.[a-z0-9_]+")
 #: Which classes a reader may see: everything, names but no text, or numbers and our own words only.
 SEE_ALL = frozenset({PUBLIC, NAMED, TEXT})
 SEE_NAMES = frozenset({PUBLIC, NAMED})
@@ -26,7 +29,7 @@ def _catalogue(lang: str) -> gettext.NullTranslations:
     return gettext.translation(DOMAIN, LOCALE_DIR, languages=[lang])
 
 
-def say(key: str, lang: str, *, see: frozenset[str] = SEE_NAMES, **values: Value) -> str:
+def say(key: str, lang: str, /, *, see: frozenset[str] = SEE_NAMES, **values: Value) -> str:
     """Return the sentence `key` in `lang` with its values; those that `see` does not allow become a short hash.
 
     Raises:
@@ -47,10 +50,18 @@ def shown(value: Value, see: frozenset[str]) -> str:
 
 def error_lines(error: ProjectError, lang: str, *, see: frozenset[str] = SEE_NAMES) -> tuple[str, str, str]:
     """Return what happened, where, and what to do next."""
+    values = {name: spoken(value, lang) for name, value in error.values.items()}
     what, where, following = (
-        say(f"{error.code}.{part}", lang, see=see, **error.values) for part in ("what", "where", "next")
+        say(f"{error.code}.{part}", lang, see=see, **values) for part in ("what", "where", "next")
     )
     return what, where, following
+
+
+def spoken(value: Value, lang: str) -> Value:
+    """Return a value with every sentence that it names (`reason.line_break`) said, any other as it is."""
+    if privacy_class(value) != PUBLIC or not isinstance(value, str):
+        return value
+    return REASON.sub(lambda key: _catalogue(lang).gettext(key[0]), value)
 
 
 def format_error(error: ProjectError, lang: str, *, see: frozenset[str] = SEE_NAMES) -> str:
