@@ -1,0 +1,184 @@
+"""What the box gets: our code and the plan's sources as one content-addressed tar stream, and the agent bundle.
+
+Side effects: reads files, asks `git ls-files`. The same content always has the same digest and the same bytes:
+no owner, no time, no order of a directory gets in. Only regular files travel; a link that leaves its root is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from controller.boxside.release_digest import release_digest
+from corpus_builder.errors import Named, ProjectError
+from corpus_builder.plan import Plan, SoulSource, ToolSource
+
+#: Where this code lies; the floors are folders in it.
+CODE_ROOT = Path(__file__).resolve().parents[1]
+CODE_FOLDERS = ("corpus_builder", "trainer", "controller", "configs")
+CODE_SUFFIXES = frozenset({".py", ".yaml", ".json", ".txt", ".po", ".mo"})
+#: `†`: modules below the controller that also run on the box with the system's Python (tests/test_architecture.py).
+#: They and `controller.boxside` are the agent.
+AGENT_MODULES = (
+    "corpus_builder.archive",
+    "corpus_builder.errors",
+    "corpus_builder.log_lines",
+    "trainer.base_model",
+    "trainer.run_paths",
+    "trainer.run_state",
+    "trainer.progress",
+    "trainer.remedies",
+    "trainer.locks",
+    "trainer.children",
+    "trainer.journal",
+    "trainer.supervise",
+)
+BOXSIDE = "controller/boxside"
+MAX_BUNDLE_BYTES = 60 * 2**10
+_CHUNK = 2**18
+_BLOCK = tarfile.BLOCKSIZE
+
+
+@cache
+def agent_bundle() -> bytes:
+    """Return the agent: zlib of JSON `{module: source}`, deterministic."""
+    paths = {name: CODE_ROOT / f"{name.replace('.', '/')}.py" for name in AGENT_MODULES}
+    for path in sorted((CODE_ROOT / BOXSIDE).glob("*.py")):
+        if path.stem != "__init__":
+            paths[f"{BOXSIDE.replace('/', '.')}.{path.stem}"] = path
+    sources = {name: path.read_text("utf-8") for name, path in sorted(paths.items())}
+    return zlib.compress(json.dumps(sources, ensure_ascii=False).encode(), 9)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFile:
+    """One file: `path` on the box, and where it lies here."""
+
+    path: str
+    local: Path
+    mode: int
+    size: int
+    sha256: str
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the row that the box checks the arrived file against."""
+        return {"path": self.path, "sha256": self.sha256, "mode": self.mode, "size": self.size}
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Everything that one release holds, in the order of its paths."""
+
+    digest: str
+    entries: tuple[ReleaseFile, ...]
+
+    def files(self) -> list[dict[str, Any]]:
+        """Return path, sha256, mode and size of every file."""
+        return [entry.metadata() for entry in self.entries]
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield the release as tar; raise `release_corrupt` when a file has changed since it was gathered."""
+        for entry in self.entries:
+            header = tarfile.TarInfo(entry.path)
+            header.size, header.mode = entry.size, entry.mode
+            yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+            yield from _content(entry)
+        yield b"\0" * (2 * _BLOCK)
+
+
+def gather(code_root: Path, repo_root: Path, plan: Plan) -> Release:
+    """Return the release of the code in `code_root` and of what `plan` names in `repo_root`.
+
+    A file that the plan names and nobody has is simply not in it: the corpus build names it. Modes are 0755 for
+    programs and 0644 for the rest.
+
+    Raises:
+        ProjectError: `source_link_leaves_root`; `config_invalid` for a path that is not one of `repo_root`.
+    """
+    code = ((f"code/{name}", _inside(code_root, name)) for name in code_files(code_root))
+    sources = ((f"sources/{name}", _inside(repo_root, name)) for name in source_files(repo_root, plan))
+    entries = tuple(_entry(path, local) for path, local in sorted([*code, *sources]) if local.is_file())
+    return Release(release_digest(entry.metadata() for entry in entries), entries)
+
+
+def code_files(code_root: Path) -> list[str]:
+    """Return our code, relative to `code_root`: what git knows or would add, else what has one of our suffixes."""
+    listed = _listed_by_git(code_root)
+    if listed is None:
+        walked = (path for folder in CODE_FOLDERS for path in (code_root / folder).rglob("*"))
+        listed = [path.relative_to(code_root).as_posix() for path in walked if "__pycache__" not in path.parts]
+    return sorted(name for name in listed if PurePosixPath(name).suffix in CODE_SUFFIXES)
+
+
+def _listed_by_git(code_root: Path) -> list[str] | None:
+    """Return what git tracks, and new files that it does not ignore; None where this is no checkout of git's."""
+    if not (code_root / ".git").exists():
+        return None
+    command = ["git", "-C", str(code_root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"]
+    try:
+        listed = subprocess.run([*command, *CODE_FOLDERS], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+
+def source_files(repo_root: Path, plan: Plan) -> list[str]:
+    """Return what `plan` names, relative to `repo_root`, whether it exists or not."""
+    names: set[str] = set()
+    for source in plan.sources:
+        if isinstance(source, SoulSource):
+            names.update(_relative(path, plan) for path in source.paths)
+            for pattern in source.globs:
+                matches = repo_root.glob(_relative(pattern, plan))
+                names.update(path.relative_to(repo_root).as_posix() for path in matches)
+        elif isinstance(source, ToolSource):
+            names.add(_relative(source.path, plan))
+    return sorted(names)
+
+
+def _relative(path: str, plan: Plan) -> str:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        problem = f"  sources: {path!r} reason.below_repo_root"
+        raise ProjectError("config_invalid", path=f"plan {plan.name}", count=1, problems=problem)
+    return parts.as_posix()
+
+
+def _inside(root: Path, name: str) -> Path:
+    """Return the real file behind `name`; a link may point anywhere below `root`, and nowhere else."""
+    real = (root / name).resolve()
+    if not real.is_relative_to(root.resolve()):
+        raise ProjectError("source_link_leaves_root", path=Named(name))
+    return real
+
+
+def _entry(path: str, local: Path) -> ReleaseFile:
+    digest, size = hashlib.sha256(), 0
+    with local.open("rb") as file:
+        while data := file.read(_CHUNK):
+            digest.update(data)
+            size += len(data)
+        mode = 0o755 if os.fstat(file.fileno()).st_mode & 0o100 else 0o644
+    return ReleaseFile(path, local, mode, size, digest.hexdigest())
+
+
+def _content(entry: ReleaseFile) -> Iterator[bytes]:
+    digest, left = hashlib.sha256(), entry.size
+    with entry.local.open("rb") as file:
+        while data := file.read(min(_CHUNK, left)):
+            digest.update(data)
+            left -= len(data)
+            yield data
+        is_longer = bool(file.read(1))
+    if left or is_longer or digest.hexdigest() != entry.sha256:
+        raise ProjectError("release_corrupt", path=Named(entry.path), reason="reason.changed_while_sent")
+    yield b"\0" * (-entry.size % _BLOCK)
