@@ -1,0 +1,47 @@
+# make demo [TINY=1]   the whole job on this machine: sshd, storage, corpus, training, answers
+# make check           format, lint, types, unit tests
+# make test            everything once, on real parts; installs what is missing
+# make soak [SOAK_MIN=20]  repetitions and fuzzing, bounded in minutes
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOAK_MIN ?= 20
+DEMO_OUT ?= demo-out
+CPU_LOCK := configs/environments/cpu.txt
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo check test soak install packages
+
+demo: install packages
+	$(BIN)/zy demo --out $(DEMO_OUT) $(if $(TINY),--tiny)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not e2e and not soak"
+
+test: install packages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: install packages
+	SOAK_MIN=$(SOAK_MIN) $(BIN)/python -m pytest -m soak
+
+install: $(VENV)/.installed
+
+# torch first and alone: DeepSpeed's build asks for it, and the pinned CPU build must not be replaced.
+$(VENV)/.installed: pyproject.toml $(CPU_LOCK)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	sed '/^# stage: 2/,$$d' $(CPU_LOCK) > $(VENV)/stage1.txt
+	$(BIN)/python -m pip install -q -r $(VENV)/stage1.txt
+	$(BIN)/python -m pip install -q --no-build-isolation -r $(CPU_LOCK)
+	$(BIN)/python -m pip install -q --no-build-isolation -e '.[dev]'
+	touch $@
+
+packages:
+	@.ci/debian-packages sshd=openssh-server tmux=tmux shellcheck=shellcheck git=git c++=g++

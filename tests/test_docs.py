@@ -1,0 +1,39 @@
+"""What people read is true: links lead somewhere, both READMEs tell the same, the quickstart is what a test runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def quickstart(readme: Path) -> list[str]:
+    """Return the commands of the first shell block, without their comments."""
+    block = re.search(r"```sh\n(.*?)```", readme.read_text("utf-8"), re.S).group(1)
+    return [line.split("#")[0].strip() for line in block.splitlines() if line.strip()]
+
+
+def test_there_are_pages():
+    assert len(PAGES) >= 7
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_relative_link_leads_to_a_file(page):
+    links = [link for link in LINK.findall(page.read_text("utf-8")) if not link.startswith("http")]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_readme_is_short_and_starts_with_the_two_commands(name):
+    readme = ROOT / name
+    assert len(readme.read_text("utf-8").splitlines()) < 150
+    assert quickstart(readme) == ["make demo", "make test"]
+
+
+def test_the_two_readmes_name_the_same_things():
+    english, chinese = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
+    code = re.compile(r"`([^`\n]+)`")
+    assert set(code.findall(english)) == set(code.findall(chinese))
