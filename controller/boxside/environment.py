@@ -1,0 +1,169 @@
+"""The Python that trains: the person's own environment, looked at only, or one of ours, made from a lock file.
+
+Runs on the box: standard library and Python 3.8 only. Side effects: `make_environment` makes a folder in
+`$ROOT/venvs`, named by what is in it, and completes it with `complete.json`; a half-made one is made anew. An older
+environment stays in use until the new one has proven itself.
+
+A lock file is a requirements file; a line `# stage: 2 --no-build-isolation` begins the next call of pip, with those
+options: DeepSpeed's build needs torch to be there already.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from controller.boxside.facts import Gpus
+from controller.boxside.folders import make_private_folder
+from controller.boxside.work import read_json
+from corpus_builder.errors import ProjectError
+from trainer.journal import now_utc, save_json
+from trainer.run_paths import RootPaths
+
+COMPLETE = "complete.json"
+#: The environment that the last setup proved; what a training uses unless it brings its own.
+CURRENT = "current.json"
+NEEDED = ("torch", "transformers", "deepspeed", "pydantic", "yaml", "tokenizers", "numpy")
+_MARKER = "ZY_VERSIONS "
+_PROBE = (
+    "import importlib, json; names = %r; "
+    "versions = {name: getattr(importlib.import_module(name), '__version__', '') for name in names}; "
+    "print(%r + json.dumps(versions))" % (NEEDED, "\n" + _MARKER)
+)
+_STAGE = re.compile(r"#\s*stage:\s*\d+\s*(.*)$")
+_PROBE_TIMEOUT_S = 600  # the first import of torch from a cold network disk takes minutes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One call of pip."""
+
+    options: List[str]
+    lines: List[str]
+
+
+def lock_name(gpus: Gpus) -> str:
+    """Return the lock file for what the box has: `cpu`, `volta` (7.x) or `ampere` (8.0 and newer).
+
+    Source: PyPI's torch wheels carry sm_70 in builds before 2.11 only (pytorch#172352).
+    """
+    if not gpus.rows:
+        return "cpu"
+    capability = min(_capability(row) for row in gpus.rows)
+    if capability < 7:
+        raise ProjectError("environment_failed", path="nvidia-smi", reason="compute capability %g" % capability)
+    return "volta" if capability < 8 else "ampere"
+
+
+def _capability(row: Mapping[str, Any]) -> float:
+    """Return a GPU's compute capability; a driver too old to say it is one of Volta's time."""
+    return float(row["compute_capability"]) if row["compute_capability"] else 7.0
+
+
+def read_lock_file(code: str, name: str) -> str:
+    """Return a lock file of the release; raise `environment_failed`, naming it, when there is none."""
+    path = os.path.join(code, "configs", "environments", name + ".txt")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        raise ProjectError(
+            "environment_failed", path="configs/environments/%s.txt" % name, reason="there is no lock file for this box"
+        ) from None
+
+
+def environment_digest(lock_text: str, python_version: str = "") -> str:
+    """Return the name of an environment: what is installed, for which Python and machine."""
+    parts = [lock_text, python_version or platform.python_version(), platform.machine()]
+    return hashlib.sha256("\0".join(parts).encode("utf-8")).hexdigest()[:16]
+
+
+def python_of(folder: str) -> str:
+    """Return the interpreter of an environment, given its folder or the interpreter itself."""
+    return folder if os.path.basename(folder).startswith("python") else os.path.join(folder, "bin", "python")
+
+
+def split_stages(lock_text: str) -> List[Stage]:
+    """Return the calls of pip that a lock file asks for, in order; stages without a requirement are left out."""
+    stages = [Stage([], [])]
+    for line in lock_text.splitlines():
+        match = _STAGE.match(line.strip())
+        if match is not None:
+            options = shlex.split(match.group(1))
+            if not all(option.startswith("--") for option in options):
+                raise ProjectError("environment_failed", path="lock file", reason="a stage holds more than options")
+            stages.append(Stage(options, []))
+        elif line.strip() and not line.lstrip().startswith("#"):
+            stages[-1].lines.append(line)
+    return [stage for stage in stages if stage.lines]
+
+
+def probe(python: str) -> Dict[str, str]:
+    """Return the versions of what training needs; raise `environment_unusable`. Nothing is written, not even `.pyc`."""
+    try:
+        answer = subprocess.run(
+            [python, "-B", "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProjectError("environment_unusable", path=python, reason=type(error).__name__) from error
+    found = [line for line in answer.stdout.splitlines() if line.startswith(_MARKER)]
+    if answer.returncode != 0 or not found:
+        reason = (answer.stderr.strip().splitlines() or ["exit code %d" % answer.returncode])[-1][:200]
+        raise ProjectError("environment_unusable", path=python, reason=reason)
+    return dict(json.loads(found[-1][len(_MARKER) :]))
+
+
+def make_environment(root: str, lock_text: str, run: Any) -> str:
+    """Return the interpreter of the environment of `lock_text`, made where it is not there yet.
+
+    Args:
+        run: Called with an argv and what it does in words; raises when the command fails.
+    """
+    folder = RootPaths(root).venv(environment_digest(lock_text))
+    python = python_of(folder)
+    if read_json(os.path.join(folder, COMPLETE)) is not None and os.path.exists(python):
+        return python
+    make_private_folder(RootPaths(root).venvs)
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
+    run([sys.executable, "-m", "venv", folder], "venv")
+    for number, stage in enumerate(split_stages(lock_text), 1):
+        requirements = os.path.join(folder, "stage-%d.txt" % number)
+        with open(requirements, "w", encoding="utf-8") as file:
+            file.write("\n".join(stage.lines) + "\n")
+        run(pip_argv(python, stage.options, requirements), "pip, stage %d" % number)
+    complete = {"versions": probe(python), "python": platform.python_version(), "made_at": now_utc()}
+    save_json(os.path.join(folder, COMPLETE), complete)
+    return python
+
+
+def pip_argv(python: str, options: Sequence[str], requirements: str) -> List[str]:
+    """Return one call of pip."""
+    words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return words + list(options) + ["-r", requirements]
+
+
+def note_current(root: str, python: str, versions: Mapping[str, str]) -> None:
+    """Write down which interpreter the last setup proved."""
+    make_private_folder(RootPaths(root).venvs)
+    path = os.path.join(RootPaths(root).venvs, CURRENT)
+    save_json(path, {"python": python, "versions": dict(versions), "at": now_utc()})
+
+
+def find_current(root: str) -> Optional[str]:
+    """Return the interpreter that the last setup proved, None when there is none."""
+    noted = read_json(os.path.join(RootPaths(root).venvs, CURRENT))
+    return None if noted is None else str(noted["python"])

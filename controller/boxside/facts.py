@@ -1,0 +1,190 @@
+"""What a box is: Python, tmux, GPUs, disks, locks, the base model. Asks and changes nothing. Side effects: none.
+
+Runs on the box: standard library and Python 3.8 only. "Could not ask" is None, never an empty answer.
+
+    {"python": "3.11.2", "tmux": "3.3a", "home": "/root", "user": "root", "gpus": [{"index": 0, "name":
+     "Tesla V100-SXM2-32GB", "memory_mib": 32768, "used_mib": 3, "utilization": 0, "compute_capability": "7.0"}],
+     "disks": {"/data/zy": {"free_gib": 402.1, "total_gib": 1000.0}}, "release_present": true,
+     "locks": {"setup": null, "run": null}, "base_model": {"exists": true, "config": true, "missing": []}}
+"""
+
+import json
+import os
+import platform
+import pwd
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional
+
+from controller.boxside.arguments import DIGEST, Arguments
+from trainer.base_model import find_model_faults
+from trainer.locks import Lock, is_alive, read_lock
+from trainer.run_paths import RootPaths
+
+RELEASE_COMPLETE = "release.json"  # written last into a release
+GIB = 1 << 30
+_GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "utilization.gpu", "compute_cap")
+_GPU_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The answer of nvidia-smi. `rows` is None when it could not be asked; `is_installed`: there is an nvidia-smi."""
+
+    is_installed: bool
+    rows: Optional[List[Dict[str, Any]]]
+
+
+class GpuQuery:
+    """nvidia-smi, started now and read later: it takes a second or more."""
+
+    def __init__(self) -> None:
+        self._running = _start_gpu_query(_GPU_FIELDS)
+
+    def read(self) -> Gpus:
+        """Return the answer; a driver that is too old for `compute_cap` is asked without it."""
+        if self._running is None:
+            return Gpus(False, None)
+        text = _read_gpu_query(self._running)
+        if text is None:
+            again = _start_gpu_query(_GPU_FIELDS[:-1])
+            text = None if again is None else _read_gpu_query(again)
+        return Gpus(True, None if text is None else parse_gpus(text))
+
+
+def _start_gpu_query(fields: Iterable[str]) -> "Optional[subprocess.Popen[str]]":
+    argv = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
+        )
+    except OSError:
+        return None
+
+
+def _read_gpu_query(running: "subprocess.Popen[str]") -> Optional[str]:
+    try:
+        text, _ = running.communicate(timeout=_GPU_TIMEOUT_S)
+    except subprocess.TimeoutExpired:  # a hung driver
+        running.kill()
+        running.communicate()
+        return None
+    return text if running.returncode == 0 else None
+
+
+def parse_gpus(text: str) -> List[Dict[str, Any]]:
+    """Return the rows of nvidia-smi's CSV; what it does not know (`[N/A]`) is None."""
+    rows = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) < len(_GPU_FIELDS) - 1:
+            continue
+        index, name, memory, used, utilization = cells[:5]
+        rows.append(
+            {
+                "index": _whole(index),
+                "name": name,
+                "memory_mib": _whole(memory),
+                "used_mib": _whole(used),
+                "utilization": _whole(utilization),
+                "compute_capability": cells[5] if len(cells) > 5 and cells[5][:1].isdigit() else None,
+            }
+        )
+    return rows
+
+
+def _whole(text: str) -> Optional[int]:
+    try:
+        return int(float(text))
+    except ValueError:
+        return None
+
+
+def read_tmux_version() -> Optional[str]:
+    """Return e.g. `3.3a`, None when there is no tmux."""
+    try:
+        answer = subprocess.run(
+            ["tmux", "-V"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.decode("utf-8", "replace").strip().rpartition(" ")[2] or None
+
+
+def read_disk(path: str) -> Dict[str, float]:
+    """Return free and total GiB of the file system where `path` lies or would lie."""
+    usage = shutil.disk_usage(nearest_existing(path))
+    return {"free_gib": round(usage.free / GIB, 2), "total_gib": round(usage.total / GIB, 2)}
+
+
+def nearest_existing(path: str) -> str:
+    """Return `path`, or the nearest folder above it that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def read_live_lock(path: str) -> Optional[Lock]:
+    """Return a lock whose process is alive, else None."""
+    lock = read_lock(path)
+    return lock if lock is not None and is_alive(lock.process) else None
+
+
+def read_locks(root: str) -> Dict[str, Optional[Dict[str, str]]]:
+    """Return who holds the setup lock and the run lock."""
+    paths = RootPaths(root)
+    found: Dict[str, Optional[Dict[str, str]]] = {}
+    for name, path in (("setup", paths.setup_lock), ("run", paths.run_lock)):
+        lock = read_live_lock(path)
+        found[name] = None if lock is None else {"owner": lock.owner, "action": lock.action, "name": lock.name}
+    return found
+
+
+def is_release_present(root: str, digest: str) -> bool:
+    """Whether a release lies whole on the box: `release.json` is written last and names it."""
+    try:
+        with open(os.path.join(RootPaths(root).release(digest), RELEASE_COMPLETE), encoding="utf-8") as file:
+            return bool(json.load(file)["digest"] == digest)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def read_base_model(folder: str) -> Dict[str, Any]:
+    """Return whether the base model is there and whole; `missing` are weight files."""
+    faults = find_model_faults(folder)
+    codes = {fault.code for fault in faults}
+    return {
+        "exists": "base_model_missing" not in codes,
+        "config": not codes & {"base_model_missing", "base_model_no_config"},
+        "tokenizer": not codes & {"base_model_missing", "tokenizer_missing"},
+        "missing": [fault.file for fault in faults if fault.code == "base_model_incomplete"],
+    }
+
+
+def facts(args: Arguments) -> Dict[str, Any]:
+    """Operation `facts`: everything that decides whether this box can do the job, in one answer."""
+    query = GpuQuery()
+    data, root = args.path("data"), args.path("root")
+    base_model_dir, digest = args.optional_path("base_model_dir"), args.optional_text("digest", DIGEST)
+    dialog_path = args.optional_path("dialog_path")
+    return {
+        "python": platform.python_version(),
+        "tmux": read_tmux_version(),
+        "home": os.path.expanduser("~"),
+        "user": read_user(),
+        "disks": {path: read_disk(path) for path in (data, root)},
+        "release_present": digest is not None and is_release_present(root, digest),
+        "locks": read_locks(root),
+        "base_model": None if base_model_dir is None else read_base_model(base_model_dir),
+        "dialog": None if dialog_path is None else {"exists": os.path.isfile(dialog_path)},
+        "gpus": query.read().rows,
+    }
+
+
+def read_user() -> str:
+    """Return the name of the user that everything runs as."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

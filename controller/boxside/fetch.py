@@ -1,0 +1,117 @@
+"""The fetch step: the dialog ZIP, from a link or a path of the box, becomes a folder that a pointer leads to.
+
+Runs on the box: standard library and Python 3.8 only. Side effects: network; `raw/` in the data folder. An archive
+lies in a folder named by its sha256, is whole when it appears, and stays; the pointer is swapped by rename. Beside
+it is written where it came from:
+
+    raw/.archives/<sha256>.json   {"source": "<digest of the link without its signature>", "etag": "\\"9be0…\\""}
+"""
+
+import hashlib
+import os
+from typing import Any, Dict, Mapping, Optional
+
+from controller.boxside.download import Link, download
+from controller.boxside.folders import make_private_folder, point_to
+from controller.boxside.work import read_json
+from corpus_builder.archive import extract_archive, load_account
+from corpus_builder.errors import Named, ProjectError
+from corpus_builder.log_lines import log_line
+from trainer.journal import save_json
+from trainer.run_paths import DataPaths
+
+DIALOG_URL = "ZY_DIALOG_URL"
+_CHUNK_BYTES = 1 << 20
+
+
+def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Bring the dialogs of a fetch request to `raw/bingshuo-dialog`."""
+    paths, dialog = DataPaths(request["data"]), request["dialog"]
+    if dialog["kind"] == "none":
+        say("no dialogs are asked for")
+        return
+    make_private_folder(paths.archives)
+    if dialog["kind"] == "path":
+        sha256 = _take_path(paths, dialog["path"])
+    else:
+        link = Link(environment.get(DIALOG_URL, ""), request["allow"])
+        sha256 = _take_link(paths, link, is_fresh=bool(dialog["fresh"]))
+    aside = point_to(paths.dialog_pointer, os.path.join(os.path.basename(paths.archives), sha256))
+    if aside is not None:
+        say("a real folder lay where the pointer belongs; it stays as {name}", name=Named(os.path.basename(aside)))
+
+
+def say(sentence: str, **values: Any) -> None:
+    """Print one line of our log."""
+    print(log_line("fetch", sentence, **values), flush=True)
+
+
+def _take_path(paths: DataPaths, path: str) -> str:
+    """Return the sha256 of a ZIP on the box, extracted."""
+    if not os.path.isfile(path):
+        raise ProjectError("dialog_zip_missing", path=Named(path))
+    sha256 = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+                sha256.update(chunk)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ProjectError("dialog_zip_unreadable", path=Named(path), reason=reason) from error
+    _extract(paths, path, sha256.hexdigest())
+    return sha256.hexdigest()
+
+
+def _take_link(paths: DataPaths, link: Link, *, is_fresh: bool) -> str:
+    """Return the sha256 of the ZIP behind a link, extracted; the one that is there already, where that is the same."""
+    known = None if is_fresh else _find_earlier(paths, link)
+    try:
+        fetched = download(
+            link,
+            paths.download,
+            known_etag=known["etag"] if known else None,
+            say=lambda words: say("{words}", words=words),
+        )
+    except ProjectError as error:
+        if error.code != "storage_expired" or known is None:
+            raise
+        say("the link has expired; the archive of an earlier fetch is used")
+        return str(known["sha256"])
+    if fetched.is_known and known is not None:
+        say("the ZIP has not changed since the last fetch")
+        return str(known["sha256"])
+    say("{bytes} bytes fetched, sha256 {sha256}", bytes=os.path.getsize(fetched.path), sha256=fetched.sha256)
+    try:
+        _extract(paths, fetched.path, fetched.sha256)
+    finally:
+        os.unlink(fetched.path)
+    save_json(paths.archive(fetched.sha256) + ".json", {"source": link.source, "etag": fetched.etag})
+    return fetched.sha256
+
+
+def _find_earlier(paths: DataPaths, link: Link) -> Optional[Dict[str, Any]]:
+    """Return the archive that the pointer leads to, if it came from the same object and is whole."""
+    try:
+        sha256 = os.path.basename(os.readlink(paths.dialog_pointer))
+    except OSError:
+        return None
+    about = read_json(paths.archive(sha256) + ".json")
+    if about is None or about.get("source") != link.source or load_account(paths.archive(sha256)) is None:
+        return None
+    return {"sha256": sha256, "etag": about.get("etag")}
+
+
+def _extract(paths: DataPaths, zip_path: str, sha256: str) -> None:
+    """Extract a ZIP unless that was done before, and say what became of its members."""
+    account = load_account(paths.archive(sha256))
+    if account is None:
+        account = extract_archive(zip_path, paths.archive(sha256))
+    say(
+        "archive {sha256}: {kept} file(s) kept, {refused} refused, {bytes} bytes",
+        sha256=sha256[:16],
+        kept=len(account.kept),
+        refused=len(account.refused),
+        bytes=account.bytes,
+    )
+    for refused in account.refused:
+        say("refused {name}: {reason}", name=Named(refused.name), reason=refused.reason)

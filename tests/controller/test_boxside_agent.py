@@ -1,0 +1,475 @@
+"""The agent for real: questions that change nothing, releases, setups, trainings, ends; real tmux, private socket."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from controller.boxside.__main__ import serve
+from controller.boxside.release_digest import release_digest
+from corpus_builder.errors import ProjectError
+from tests.agent_box import agent_box
+from tests.test_oldest_python import find_python_3_8
+from trainer.locks import start_ticks
+
+HOSTILE = (
+    '"; touch x #',
+    "$(touch x)",
+    "`touch x`",
+    "a\ntouch x",
+    "-rf",
+    "--help",
+    "'; touch x; '",
+    "#(touch x)",
+    "../x",
+    "\0",
+)
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch):
+    with agent_box(tmp_path, sys.executable, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def digest(box):
+    return box.push()
+
+
+# --- questions
+
+
+def test_questions_change_nothing(box):
+    before = box.tree()
+    facts = box.ask("facts", base_model_dir=str(box.folder / "none"), digest="0" * 16)
+    assert facts["base_model"] == {"exists": False, "config": False, "tokenizer": False, "missing": []}
+    assert (facts["release_present"], facts["locks"], facts["gpus"]) == (False, {"setup": None, "run": None}, None)
+    status = box.ask("status")
+    assert (status["run"], status["setup"], status["checkpoints"]) == (None, None, [])
+    assert box.ask("manifest") == {"manifest": None}
+    assert box.ask("kill", mode="now", owner="alice") == {"ended": [], "alive": 0}
+    for op in ("follow", "tail_log"):
+        with pytest.raises(ProjectError, match="run_not_found"):
+            box.ask(op, kind="train")
+    assert box.tree() == before
+
+
+OPS = (
+    "facts",
+    "receive_release",
+    "start_setup",
+    "start_train",
+    "follow",
+    "manifest",
+    "status",
+    "tail_log",
+    "kill",
+    "no",
+)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_hostile_values_run_nothing(box, op, monkeypatch):
+    """Every argument of every operation in turn; the answers are made in this process, 500 of them."""
+    monkeypatch.chdir(box.folder)
+    known = {**box.setup_request("0" * 16), **box.train_request("0" * 16), **box.places}
+    known.update(kind="setup", id="x", offset=0, see="named", which="auto", mode="now", files=[], dialog_path="/x")
+    before = box.tree()
+    for name in known:
+        for value in (*HOSTILE, None, 7, [], {}, {"a": {}}, True):
+            out = io.BytesIO()
+            serve({"nonce": "n0", "op": op, "args": {**known, name: value}}, io.BytesIO(), out)
+            begin, answer, end = out.getvalue().decode("ascii").splitlines()
+            assert (begin, end) == ("ZY_ANSWER_BEGIN n0", "ZY_ANSWER_END n0")
+            error = json.loads(answer).get("error")
+            assert error is None or error["code"] != "answer_unreadable", (name, value, error)
+    assert box.tree() == before
+
+
+@pytest.mark.parametrize(
+    "request_", [None, [], "x", {}, {"nonce": "n\nZY_ANSWER_BEGIN n", "op": "status"}, {"nonce": 3}]
+)
+def test_a_request_that_cannot_be_read_gets_an_error(request_):
+    out = io.BytesIO()
+    serve(request_, io.BytesIO(), out)
+    assert json.loads(out.getvalue().splitlines()[1])["error"]["code"] == "input_invalid"
+
+
+def test_a_bug_shows_its_place_and_none_of_its_values(box, capsys):
+    out = io.BytesIO()
+    serve({"nonce": "n", "op": "receive_release", "args": {**box.places, "digest": "0" * 16, "files": 1}}, None, out)
+    serve({"nonce": "n", "op": "manifest", "args": {"data": "/canary" * 2000}}, None, out)
+    assert "canary" not in capsys.readouterr().err
+
+
+# --- releases
+
+
+def test_a_release_arrives_once(box):
+    digest = box.push()
+    facts = box.ask("facts", digest=digest)
+    assert facts["release_present"]
+    folder = Path(box.root.release(digest))
+    assert (folder / "code/trainer/supervise.py").read_bytes() == Path("trainer/supervise.py").read_bytes()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert os.readlink(box.root.current_release) == digest
+    before = box.tree()
+    assert box.push() == digest
+    assert box.tree() == before
+
+
+def row(path, content=b"x", **more):
+    return {"path": path, "sha256": hashlib.sha256(content).hexdigest(), "mode": 0o644, "size": len(content), **more}
+
+
+def tar_of(*members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content, kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = (len(content) if kind == tarfile.REGTYPE else 0), kind
+            info.linkname = "/etc/passwd"
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+FILE = tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(
+    ("rows", "stream"),
+    [
+        ([row("code/a.py")], tar_of(("code/a.py", b"y", FILE))),
+        ([row("code/a.py")], tar_of(("code/a.py", b"x", FILE), ("code/b.py", b"x", FILE))),
+        ([row("code/a.py")], tar_of(("code/a.py", b"", tarfile.SYMTYPE))),
+        ([row("code/a.py"), row("code/b.py")], tar_of(("code/a.py", b"x", FILE))),
+        ([row("code/a.py", b"x" * 9000)], tar_of(("code/a.py", b"x" * 9000, FILE))[:5000]),
+        ([row("code/../../a.py")], tar_of(("code/../../a.py", b"x", FILE))),
+        ([row("/code/a.py")], b""),
+        ([row("release.json")], b""),
+        ([row("code/a.py"), row("code/a.py")], b""),
+        ([], b""),
+        ([{"path": 1}], b""),
+    ],
+)
+def test_a_release_that_is_not_what_it_says_leaves_nothing(box, rows, stream):
+    try:
+        digest = release_digest(rows)
+    except KeyError:
+        digest = "0" * 16
+    with pytest.raises(ProjectError, match="release_corrupt"):
+        box.ask("receive_release", digest=digest, files=rows, stream=[stream])
+    assert not any(path.is_file() for path in (box.folder / "root").rglob("*"))
+
+
+def test_the_last_three_releases_and_the_used_ones_stay(box, digest):
+    box.write_manifest()
+    started = box.ask("start_train", **box.train_request(digest, "long"))
+    for number in range(4):
+        rows = [row("code/a.py", b"%d" % number)]
+        answer = box.ask(
+            "receive_release",
+            digest=release_digest(rows),
+            files=rows,
+            stream=[tar_of(("code/a.py", b"%d" % number, FILE))],
+        )
+    assert digest in answer["kept"]
+    assert len(answer["kept"]) == 4
+    assert box.ask("kill", mode="now", owner="bob")["ended"] == [
+        {"kind": "train", "id": started["run_id"], "state": "killed"}
+    ]
+
+
+# --- setups
+
+
+def test_a_setup_for_real(box, digest, chatml_model_dir):
+    """check, fetch from a path, the real environment of this repository, kernels left out, the real corpus build."""
+    box.write_base_model(chatml_model_dir)
+    with zipfile.ZipFile(box.folder / "home/d.zip", "w") as archive:
+        archive.writestr("canary.md", "冰朔：你好\n\n铸渊：晚安，灯亮着。\n")
+    secret = "https://user:s3cr3t-value@pypi.example/simple"
+    request = box.setup_request(
+        digest,
+        python=sys.executable,
+        dialog={"kind": "path", "path": "~/d.zip"},
+        secrets={"PIP_INDEX_URL": secret},
+    )
+    started = box.ask("start_setup", **request)
+    assert started == {"setup_id": request["setup_id"], "attached": False}
+    answer, lines = box.follow("setup", started["setup_id"])
+    assert answer["state"] == "succeeded", "\n".join(lines)
+    names = [line.rpartition("=")[2] for line in lines if line.startswith("ZY_EVENT name=step_started")]
+    assert names == ["check", "fetch", "environment", "corpus"]
+    assert "[setup] environment PIP_INDEX_URL=<redacted>" in lines
+    manifest = box.ask("manifest")["manifest"]
+    assert manifest["classes"]["relation"]["samples"] >= 1
+    assert manifest["missing"] == ["docs/missing.md"]
+    assert Path(box.data.build_log).read_text("utf-8")
+    status = box.ask("status")
+    assert (status["setup"]["state"], status["locks"]["setup"], status["secrets"]) == ("succeeded", None, [])
+    everything = b"".join(content or b"" for content in box.tree().values())
+    assert b"s3cr3t-value" not in everything
+    audit = json.loads(Path(box.data.audit).read_text().splitlines()[0])
+    assert (audit["who"], audit["change"], audit["commit"]) == ("alice", "start_setup", "c0ffee")
+    public = box.ask("tail_log", see="public")
+    assert "canary" not in public["text"]
+
+
+def test_a_setup_that_fails_says_why(box, digest):
+    request = box.setup_request(digest, python=sys.executable)
+    answer, _ = box.follow("setup", box.ask("start_setup", **request)["setup_id"])
+    assert (answer["state"], answer["error"]["code"]) == ("failed", "base_model_missing")
+    assert answer["outcome"]["exit_code"] == 2
+
+
+def slow_dialog(box, chatml_model_dir):
+    """Return a storage that takes connections and says nothing, and a request that waits for it."""
+    box.write_base_model(chatml_model_dir)
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/dialog.zip?sig="
+    return server, {
+        "python": sys.executable, "dialog": {"kind": "url"}, "fetch_allow": [f"127.0.0.1:{port}"],
+        "secrets": {"ZY_DIALOG_URL": url + "one-s3cr3t"},
+    }, url  # fmt: skip
+
+
+def test_the_same_setup_is_joined_another_one_refused_and_kill_ends_it(box, digest, chatml_model_dir):
+    server, changes, url = slow_dialog(box, chatml_model_dir)
+    with server:
+        first = box.ask("start_setup", **box.setup_request(digest, **changes))["setup_id"]
+        box.follow("setup", first, until="step=fetch")
+        again = box.setup_request(digest, **{**changes, "secrets": {"ZY_DIALOG_URL": url + "two"}, "owner": "bob"})
+        assert box.ask("start_setup", **again) == {"setup_id": first, "attached": True}
+        with pytest.raises(ProjectError) as refusal:
+            box.ask("start_setup", **box.setup_request(digest, **changes, lang="zh"))
+        assert (refusal.value.code, refusal.value.values["name"], refusal.value.values["owner"]) == (
+            "lock_held",
+            first,
+            "alice",
+        )
+        assert [path.name for path in Path(box.data.setups).iterdir()] == [first]
+        assert box.ask("status")["secrets"] == ["ZY_DIALOG_URL"]
+        panes = subprocess.run(["tmux", "list-sessions", "-F", "#{session_name}"], capture_output=True, text=True)
+        assert panes.stdout.split() == ["zy-setup"]
+        command_lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        assert "one-s3cr3t" not in command_lines
+        killed = box.ask("kill", mode="checkpoint", owner="carol")
+        assert [(item["kind"], item["id"]) for item in killed["ended"]] == [("setup", first)]
+        answer, _ = box.follow("setup", first)
+        assert answer["state"] == "killed"
+    assert b"one-s3cr3t" not in b"".join(content or b"" for content in box.tree().values())
+
+
+def test_a_folder_that_others_can_write_is_refused(box, digest):
+    Path(box.data.data).mkdir()
+    Path(box.data.data).chmod(0o775)
+    with pytest.raises(ProjectError) as refusal:
+        box.ask("start_setup", **box.setup_request(digest, python=sys.executable))
+    assert (refusal.value.code, refusal.value.values["reason"]) == (
+        "box_not_writable",
+        "others can write to it (mode 775)",
+    )
+    assert not list(Path(box.data.data).iterdir())
+
+
+def test_a_missing_lock_file_or_release_is_named(box, digest):
+    with pytest.raises(ProjectError, match=r"configs/environments/none\.txt"):
+        box.ask("start_setup", **box.setup_request(digest, environment_lock="none"))
+    with pytest.raises(ProjectError, match="release_corrupt"):
+        box.ask("start_setup", **box.setup_request("f" * 16))
+
+
+# --- trainings
+
+
+def test_a_training_for_real(box, digest):
+    box.write_manifest({"name": "total", "verdict": "warn", "found": 5, "wanted": 9})
+    run_id = box.ask("start_train", **box.train_request(digest))["run_id"]
+    answer, lines = box.follow("train", run_id)
+    assert (answer["state"], answer["progress"]["step"], answer["progress_count"]) == ("succeeded", 4, 4)
+    argv = json.loads(next(line for line in lines if line.startswith("argv")).partition(" ")[2])
+    assert argv[:4] == ["-m", "deepspeed.launcher.runner", "--num_gpus", "2"]
+    assert argv[-3:-1] == ["--module", "trainer.train"]
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert f"env cpu {threads} {box.folder}/mother/bin" in lines
+    status = box.ask("status")
+    assert (status["run"]["id"], status["run"]["losses"], status["run"]["version"]) == (run_id, {"soul": 2.25}, "v1")
+    assert [(row["step"], row["complete"]) for row in status["checkpoints"]] == [(4, True), (None, True)]
+    assert box.ask("tail_log", see="named")["id"] == run_id
+    recipe = json.loads((Path(box.data.runs) / run_id / "recipe.json").read_text())
+    assert (recipe["run_id"], recipe["resume_from"]) == (run_id, None)
+
+
+@pytest.mark.parametrize(
+    ("gates", "changes", "code"),
+    [
+        (None, {}, "corpus_missing"),
+        ([{"name": "total", "verdict": "stop", "found": 5, "wanted": 100}], {}, "gate_failed"),
+        ([], {"recipe": {"device": "cuda"}}, "gpus_missing"),
+        ([], {"python": "/no/such/venv"}, "environment_unusable"),
+        ([], {"python": None}, "environment_unusable"),
+        ([], {"recipe": {"gpus": 0}}, "input_invalid"),
+        ([], {"run_id": "x"}, "input_invalid"),
+        ([], {"digest": "f" * 16}, "release_corrupt"),
+    ],
+)
+def test_what_keeps_a_training_from_starting(box, digest, gates, changes, code):
+    if gates is not None:
+        box.write_manifest(*gates)
+    recipe = {**box.train_request(digest)["recipe"], **changes.get("recipe", {})}
+    before = box.tree()
+    with pytest.raises(ProjectError) as refusal:
+        box.ask("start_train", **{**box.train_request(digest), **changes, "recipe": recipe})
+    assert refusal.value.code == code
+    assert {name for name in box.tree() if name.startswith("data")} == {
+        name for name in before if name.startswith("data")
+    }
+
+
+NVIDIA_SMI = """#!/bin/sh
+echo "0, Tesla V100-SXM2-32GB, 32768, 3, 0, 7.0"
+echo "1, Tesla V100-SXM2-32GB, 32768, [N/A], [N/A], 7.0"
+"""
+
+
+def test_gpus_are_counted_and_unknown_is_not_zero(box, digest, monkeypatch):
+    tools = box.folder / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    gpus = box.ask("status")["gpus"]
+    assert [(gpu["index"], gpu["used_mib"], gpu["compute_capability"]) for gpu in gpus] == [
+        (0, 3, "7.0"),
+        (1, None, "7.0"),
+    ]
+    box.write_manifest()
+    with pytest.raises(ProjectError) as refusal:
+        box.ask("start_train", **box.train_request(digest, recipe={"device": "auto", "gpus": 4}))
+    assert refusal.value.values == {"wanted": 4, "found": 2}
+    run_id = box.ask("start_train", **box.train_request(digest, recipe={"device": "auto"}))["run_id"]
+    assert any(line.startswith("env None None") for line in box.follow("train", run_id)[1])
+
+
+def test_a_second_training_is_refused_and_names_the_first(box, digest):
+    box.write_manifest()
+    first = box.ask("start_train", **box.train_request(digest, "long"))["run_id"]
+    with pytest.raises(ProjectError) as refusal:
+        box.ask("start_train", **box.train_request(digest, "long"))
+    assert (refusal.value.code, refusal.value.values["name"]) == ("lock_held", first)
+    assert [path.name for path in Path(box.data.runs).iterdir()] == [first]
+    box.follow("train", first, until="ZY_PROGRESS")
+    assert box.ask("kill", mode="checkpoint", owner="bob")["ended"][0]["id"] == first
+    answer, _ = box.follow("train", first)
+    assert answer["state"] == "interrupted"
+    box.ask("start_train", **box.train_request(digest))
+
+
+def test_kill_now_ends_even_what_does_not_want_to(box, digest):
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest, "stubborn"))["run_id"]
+    box.follow("train", run_id, until="ZY_PROGRESS")
+    child = box.attempts("train", run_id)[-1]["child"]["pid"]
+    assert box.ask("kill", mode="now", owner="bob") == {
+        "ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0,
+    }  # fmt: skip
+    assert start_ticks(child) is None
+    assert box.ask("status")["locks"]["run"] is None
+
+
+def test_without_its_supervisor_a_run_is_lost_and_its_children_are_ended(box, digest):
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest, "stubborn"))["run_id"]
+    box.follow("train", run_id, until="ZY_PROGRESS")
+    os.kill(box.supervisor_pid("train", run_id), signal.SIGKILL)
+    answer, _ = box.follow("train", run_id)
+    assert (answer["state"], answer["outcome"]) == ("lost", None)
+    second = box.ask("start_train", **box.train_request(digest))["run_id"]
+    assert start_ticks(box.attempts("train", run_id)[-1]["child"]["pid"]) is None
+    assert box.follow("train", second)[0]["state"] == "succeeded"
+
+
+def test_the_work_outlives_tmux(box, digest):
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest, "long"))["run_id"]
+    box.follow("train", run_id, until="ZY_PROGRESS")
+    subprocess.run(["tmux", "kill-server"], check=True)
+    time.sleep(0.5)
+    assert box.ask("status")["run"]["state"] == "running"
+    box.ask("kill", mode="checkpoint", owner="bob")
+    assert box.follow("train", run_id)[0]["state"] == "interrupted"
+
+
+def test_a_stale_session_of_that_name_is_no_obstacle(box, digest):
+    subprocess.run(["tmux", "-f", "/dev/null", "new-session", "-d", "-s", "zy-coding-train", "sleep 600"], check=True)
+    subprocess.run(["tmux", "new-session", "-d", "-s", "zy-coding-train-2", "sleep 600"], check=True)
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest, "long"))["run_id"]
+    names = subprocess.run(["tmux", "list-sessions", "-F", "#{session_name}"], capture_output=True, text=True).stdout
+    assert names.split() == ["zy-coding-train", "zy-coding-train-2"]
+    assert box.follow("train", run_id, until="ZY_PROGRESS")[0]["state"] == "running"
+
+
+def test_without_tmux_a_run_starts_all_the_same(box, digest, monkeypatch):
+    tools = box.folder / "tools"
+    tools.mkdir()
+    for name in ("env", "python3", "sh"):
+        (tools / name).symlink_to(subprocess.run(["which", name], capture_output=True, text=True).stdout.strip())
+    monkeypatch.setenv("PATH", str(tools))
+    assert box.ask("facts")["tmux"] is None
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest))["run_id"]
+    assert box.follow("train", run_id)[0]["state"] == "succeeded"
+
+
+def test_tmux_keeps_nobodys_secret(box, digest, monkeypatch):
+    monkeypatch.setenv("ZY_GPU_KEY", "canary-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-key")
+    box.write_manifest()
+    box.ask("start_train", **box.train_request(digest, "long", secrets={"TOKEN": "canary-key"}))
+    shown = subprocess.run(["tmux", "show-environment", "-g"], capture_output=True, text=True, check=True).stdout
+    assert "PATH=" in shown
+    assert "canary" not in shown
+    secrets = next(Path(box.data.runs).glob("*/secrets.env"))
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
+
+
+def test_two_starts_at_the_same_instant_make_one_run(box, digest):
+    box.write_manifest()
+    requests = [box.train_request(digest, "long") for _ in range(3)]
+
+    def start(request):
+        try:
+            return box.ask("start_train", **request)["run_id"]
+        except ProjectError as error:
+            return error.code
+
+    with ThreadPoolExecutor(3) as pool:
+        found = sorted(pool.map(start, requests))
+    assert found[1:] == ["lock_held", "lock_held"]
+    assert [path.name for path in Path(box.data.runs).iterdir()] == [found[0]]
+
+
+@pytest.mark.skipif(find_python_3_8() is None, reason="no Python 3.8 on this machine: not run with it")
+def test_the_agent_runs_on_python_3_8(tmp_path, monkeypatch):
+    with agent_box(tmp_path, find_python_3_8(), monkeypatch) as box:
+        digest = box.push()
+        assert box.ask("facts", digest=digest)["python"].startswith("3.8")
+        box.write_manifest()
+        run_id = box.ask("start_train", **box.train_request(digest))["run_id"]
+        assert box.follow("train", run_id)[0]["state"] == "succeeded"

@@ -1,0 +1,225 @@
+"""Environments: which lock file, made once from it by real venv and pip, never half used; and the steps around."""
+
+import io
+import json
+import os
+import sys
+import zipfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from controller.boxside import setup_steps
+from controller.boxside.environment import (
+    COMPLETE,
+    NEEDED,
+    environment_digest,
+    find_current,
+    lock_name,
+    probe,
+    python_of,
+    split_stages,
+)
+from controller.boxside.facts import Gpus, parse_gpus
+from controller.boxside.setup_plan import digest_request, offloads_optimizer
+from corpus_builder.errors import ProjectError, parse_error_line
+from trainer.run_paths import RootPaths
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {name: "PyYAML" if name == "yaml" else name for name in NEEDED}
+
+
+def write_wheel(folder: Path, module: str, package: str) -> None:
+    """Write a wheel that holds one module with a version: what pip installs, without the network."""
+    info = f"{package}-1.5.dist-info"
+    files = {
+        f"{module}.py": "__version__ = '1.5'\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{package}-1.5-py3-none-any.whl", "w") as archive:
+        for name, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(name, text)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheels")
+    for module, package in PACKAGES.items():
+        write_wheel(folder, module, package)
+    return folder
+
+
+def lock_text(wheels: Path, names: list[str]) -> str:
+    first, *others = names
+    head = f"# a comment\n--no-index\n--find-links {wheels}\n"
+    return f"{head}{first}==1.5\n# stage: 2 --no-build-isolation\n{head}" + "".join(f"{name}==1.5\n" for name in others)
+
+
+@pytest.fixture
+def release(tmp_path, wheels):
+    """A code folder with a whole lock file and one that names a package nobody has."""
+    folder = tmp_path / "code/configs/environments"
+    folder.mkdir(parents=True)
+    (folder / "cpu.txt").write_text(lock_text(wheels, list(PACKAGES.values())))
+    (folder / "broken.txt").write_text(lock_text(wheels, ["no-such-package"]))
+    return tmp_path / "code"
+
+
+def run_step(name, request, tmp_path):
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(request))
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = setup_steps.run_step(name, str(path))
+    return code, out.getvalue()
+
+
+def test_an_environment_is_made_once_and_half_made_ones_anew(release, tmp_path):
+    root = tmp_path / "root"
+    request = {"root": str(root), "code": str(release), "python": None, "lock": "cpu"}
+    folder = Path(RootPaths(str(root)).venv(environment_digest((release / "configs/environments/cpu.txt").read_text())))
+    folder.mkdir(parents=True, mode=0o700)
+    root.chmod(0o700)
+    (root / "venvs").chmod(0o700)
+    (folder / "half").write_text("made")
+    code, said = run_step("environment", request, tmp_path)
+    assert code == 0, said
+    assert "[environment] pip, stage 2" in said
+    assert "[environment] deepspeed 1.5, numpy 1.5" in said
+    assert not (folder / "half").exists()
+    assert json.loads((folder / COMPLETE).read_text())["versions"]["torch"] == "1.5"
+    assert find_current(str(root)) == python_of(str(folder))
+    before = {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+    code, said = run_step("environment", request, tmp_path)
+    assert "pip" not in said
+    assert run_step("environment", {**request, "python": python_of(str(folder))}, tmp_path)[0] == 0
+    assert {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_failed_installation_leaves_the_old_one_in_use(release, tmp_path, capfd):
+    root = tmp_path / "root"
+    (root / "venvs").mkdir(parents=True, mode=0o700)
+    root.chmod(0o700)
+    (root / "venvs/current.json").write_text(json.dumps({"python": "/old/bin/python"}))
+    request = {"root": str(root), "code": str(release), "python": None, "lock": "broken"}
+    code, _ = run_step("environment", request, tmp_path)
+    error = next(found for found in map(parse_error_line, capfd.readouterr().err.splitlines()) if found)
+    assert (code, error.code, error.values["reason"]) == (4, "environment_failed", "pip, stage 1: exit code 1")
+    assert find_current(str(root)) == "/old/bin/python"
+    assert not list(root.glob(f"venvs/*/{COMPLETE}"))
+
+
+def test_an_environment_that_cannot_train_says_what_it_lacks(tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(ProjectError) as failure:
+        probe(str(fake))
+    assert failure.value.code == "environment_unusable"
+    assert failure.value.values["reason"] == "ModuleNotFoundError: No module named 'torch'"
+    with pytest.raises(ProjectError, match="environment_unusable"):
+        probe(str(tmp_path / "none"))
+
+
+def gpus(*capabilities):
+    return Gpus(True, [{"compute_capability": capability} for capability in capabilities])
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [(Gpus(False, None), "cpu"), (gpus(), "cpu"), (gpus("7.0", "7.0"), "volta"), (gpus(None), "volta"),
+     (gpus("7.5"), "volta"), (gpus("8.0"), "ampere"), (gpus("9.0", "8.6"), "ampere"), (gpus("9.0", "7.0"), "volta")],
+)  # fmt: skip
+def test_the_gpus_choose_the_lock_file(found, name):
+    assert lock_name(found) == name
+
+
+def test_gpus_older_than_volta_have_none():
+    with pytest.raises(ProjectError, match=r"compute capability 6\.1"):
+        lock_name(gpus("6.1"))
+
+
+def test_stages_of_a_lock_file():
+    stages = split_stages("# head\ntorch==2\n\nnumpy==1\n# stage: 2 --no-build-isolation --no-deps\ndeepspeed==0.19\n")
+    assert [(stage.options, stage.lines) for stage in stages] == [
+        ([], ["torch==2", "numpy==1"]), (["--no-build-isolation", "--no-deps"], ["deepspeed==0.19"]),
+    ]  # fmt: skip
+    with pytest.raises(ProjectError, match="more than options"):
+        split_stages("# stage: 2 evil-package\nx==1\n")
+
+
+def test_the_shipped_lock_file_has_two_stages():
+    first, second = split_stages((ROOT / "configs/environments/cpu.txt").read_text("utf-8"))
+    assert any(line.startswith("torch==") for line in first.lines)
+    assert second.options == ["--no-build-isolation"]
+    assert any(line.startswith("deepspeed==") for line in second.lines)
+
+
+def test_kernels_are_built_with_the_environments_tools_first(tmp_path, capfd):
+    fake = tmp_path / "bin/python"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "PATH $PATH"\nexit "$CODE"\n')
+    fake.chmod(0o755)
+    os.environ["CODE"] = "0"
+    try:
+        code, said = run_step("kernels", {"python": str(fake)}, tmp_path)
+        assert code == 0
+        assert said.splitlines()[-1] == "[environment] CPU Adam is ready"
+        assert capfd.readouterr().out.startswith(f"PATH {tmp_path}/bin:")
+        os.environ["CODE"] = "3"
+        code, said = run_step("kernels", {"python": str(fake)}, tmp_path)
+    finally:
+        del os.environ["CODE"]
+    assert code == 4
+    assert "exit code 3" in capfd.readouterr().err
+
+
+def test_presets_say_whether_they_need_cpu_adam(tmp_path):
+    assert offloads_optimizer(str(ROOT), "zero3_offload")
+    assert not offloads_optimizer(str(ROOT), "none")
+    own = tmp_path / "own.json"
+    own.write_text('{"zero_optimization": {"stage": 2}}')
+    assert not offloads_optimizer(str(ROOT), str(own))
+
+
+def test_the_check_step_wants_room_and_a_whole_model(tmp_path, monkeypatch, capfd):
+    request = {"data": str(tmp_path / "data"), "root": str(tmp_path / "root"), "base_model_dir": str(tmp_path / "none")}
+    assert run_step("check", request, tmp_path)[0] == 2
+    monkeypatch.setattr(setup_steps, "check_base_model", lambda folder: None)
+    code, said = run_step("check", request, tmp_path)
+    assert code == 0
+    assert said.startswith("[check] base model whole; ")
+    monkeypatch.setattr(setup_steps, "RESERVE_GIB", 1e9)
+    assert run_step("check", request, tmp_path)[0] == 4
+    assert "box_disk_full" in capfd.readouterr().err
+    assert run_step("no-such-step", request, tmp_path)[0] == 2
+
+
+def test_the_same_request_is_told_from_another_one():
+    request = {"setup_id": "a", "owner": "x", "plan": {"name": "p"}, "secrets": {"ZY_DIALOG_URL": "https://h/a?sig=1"}}
+    same = {**request, "setup_id": "b", "owner": "y", "secrets": {"ZY_DIALOG_URL": "https://h/a?sig=2"}}
+    assert digest_request(request, "https://h/a?sig=1") == digest_request(same, "https://h/a?sig=2")
+    assert digest_request(request, "https://h/a") != digest_request(request, "https://h/b")
+    assert digest_request(request, None) != digest_request({**request, "plan": {"name": "q"}}, None)
+
+
+CAPTURED = """0, NVIDIA H200, 143771, 12, 0, 9.0
+1, Tesla V100-SXM2-32GB, 32768, [N/A], [Not Supported], [N/A]
+2, Tesla V100-SXM2-32GB, 32768, 3, 0
+NVIDIA-SMI has failed
+"""
+
+
+def test_rows_of_nvidia_smi():
+    rows = parse_gpus(CAPTURED)
+    assert [(row["memory_mib"], row["used_mib"], row["utilization"], row["compute_capability"]) for row in rows] == [
+        (143771, 12, 0, "9.0"), (32768, None, None, None), (32768, 3, 0, None),
+    ]  # fmt: skip
+
+
+def test_the_interpreter_of_this_repository_is_a_mother():
+    assert python_of(sys.executable) == sys.executable
+    assert python_of("/opt/mother") == "/opt/mother/bin/python"
