@@ -1,0 +1,66 @@
+"""The order of rows, how they are dealt to ranks, and padding."""
+
+import pytest
+
+from corpus_builder.frame import IGNORE_INDEX
+from trainer.dataset import FILLER, Collator, DealtOrder, Rows, epoch_order, make_loader
+from trainer.encode import Row
+
+ROWS = [Row(ids=(1, 2, 3), labels=(IGNORE_INDEX, 2, 3), weight=1.0, class_index=0),
+        Row(ids=(4,), labels=(IGNORE_INDEX,), weight=0.5, class_index=2)]  # fmt: skip
+
+
+def dealt(rows: int, *, ranks: int, batch_size: int, epoch: int = 0) -> list[list[list[int]]]:
+    """Return the micro-batches of every rank."""
+    orders = [DealtOrder(rows, ranks=ranks, rank=rank, batch_size=batch_size, seed=1) for rank in range(ranks)]
+    for order in orders:
+        order.set_epoch(epoch)
+    return [list(order) for order in orders]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 22])
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 1), (1, 4), (2, 2), (3, 1), (4, 2)])
+def test_every_row_is_dealt_once_and_all_ranks_get_equally_many(rows, ranks, batch_size):
+    by_rank = dealt(rows, ranks=ranks, batch_size=batch_size)
+    assert len({len(batches) for batches in by_rank}) == 1
+    given = [index for batches in by_rank for batch in batches for index in batch if index != FILLER]
+    assert sorted(given) == list(range(rows))
+    assert all(1 <= len(batch) <= batch_size for batches in by_rank for batch in batches)
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 4), (2, 2), (4, 1), (2, 1)])
+def test_a_step_takes_the_same_rows_however_they_are_cut(ranks, batch_size):
+    micro_batches = 8 // (ranks * batch_size)
+    by_rank = dealt(24, ranks=ranks, batch_size=batch_size)
+    steps = [
+        {index for batches in by_rank for batch in batches[at : at + micro_batches] for index in batch}
+        for at in range(0, len(by_rank[0]), micro_batches)
+    ]
+    order = epoch_order(24, seed=1, epoch=0)
+    assert steps == [set(order[at : at + 8]) for at in (0, 8, 16)]
+
+
+def test_epochs_differ_and_repeat_exactly():
+    assert dealt(22, ranks=1, batch_size=1) != dealt(22, ranks=1, batch_size=1, epoch=1)
+    assert dealt(22, ranks=1, batch_size=1, epoch=1) == dealt(22, ranks=1, batch_size=1, epoch=1)
+
+
+def test_length_is_the_number_of_micro_batches():
+    assert len(DealtOrder(22, ranks=2, rank=0, batch_size=4, seed=1)) == 3
+
+
+def test_padding_is_on_the_right_and_silent():
+    batch = Collator(pad_id=9)(ROWS)
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[IGNORE_INDEX, 2, 3], [IGNORE_INDEX] * 3]
+    assert batch["weights"].tolist() == [1.0, 0.5]
+    assert batch["class_indices"].tolist() == [0, 2]
+
+
+def test_the_filler_row_teaches_nothing():
+    order = DealtOrder(1, ranks=2, rank=1, batch_size=1, seed=1)
+    (batch,) = make_loader(Rows(ROWS[:1]), order, pad_id=9)
+    assert batch["input_ids"].shape == (1, 2)
+    assert (batch["labels"] == IGNORE_INDEX).all()
+    assert batch["weights"].item() == 0.0

@@ -1,0 +1,298 @@
+"""What tmux runs: `python3 -m trainer.supervise SPEC.json`. Takes the lock, runs the steps, writes the outcome last.
+
+Runs on the box too, and with a broken environment: standard library and Python 3.8 only. Side effects: files of
+the run, the lock, child processes. State never depends on tmux: SIGHUP is ignored, SIGTERM asks for a checkpoint.
+
+    {"kind": "setup", "folder": "/data/zy/setups/s1", "data": "/data/zy", "log": "/data/zy/logs/setup.log",
+     "lock": "/opt/zy/locks/setup.json", "owner": "alice", "action": "setup-only", "name": "s1", "final": null,
+     "steps": [{"name": "check", "argv": ["python3", "-m", "…"], "cwd": "/opt/…/code", "env": {}, "log": null}],
+     "grace_s": 120}
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+from corpus_builder.errors import EXIT_REFUSED, EXIT_RUN_FAILED, ProjectError
+from corpus_builder.log_lines import log_line
+from trainer.children import Child, Lines, describe_child, end_group, start_child
+from trainer.journal import CHECKPOINT, NOW, Journal, now_utc, request_stop, save_json, seconds_since_boot
+from trainer.locks import Lock, Process, identify, release_lock, take_lock
+from trainer.remedies import find_remedy
+from trainer.run_paths import RunPaths
+from trainer.run_state import FAILED, INTERRUPTED, KILLED, RUNNING, STARTING, SUCCEEDED, Outcome
+
+POLL_S = 0.2
+#: After the child's end: how long its pipe may still hold lines of a grandchild.
+DRAIN_S = 1.0
+TRAIN = "train"
+ENDED_AT_ONCE = "ended at once on request"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One child: `env` holds no secrets, `log` is a second log."""
+
+    name: str
+    argv: List[str]
+    cwd: str
+    env: Dict[str, str] = field(default_factory=dict)
+    log: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to supervise. `final`: the folder whose existence makes a training succeed."""
+
+    kind: str
+    folder: str
+    data: str
+    log: str
+    lock: str
+    owner: str
+    action: str
+    name: str
+    steps: List[Step]
+    grace_s: float = 120.0
+    final: Optional[str] = None
+
+    @property
+    def paths(self) -> RunPaths:
+        """The files of this run or setup."""
+        return RunPaths(self.folder, self.log, os.path.dirname(self.final or ""))
+
+
+@dataclass(frozen=True)
+class End:
+    """How the steps ended."""
+
+    state: str
+    reason: str
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+
+
+def load_spec(path: str) -> Spec:
+    """Return the specification in `path`; unknown keys of a newer writer are ignored."""
+    with open(path, encoding="utf-8") as file:
+        packed = json.load(file)
+    steps = [Step(**{key: row[key] for key in Step.__dataclass_fields__ if key in row}) for row in packed["steps"]]
+    known = {key: packed[key] for key in Spec.__dataclass_fields__ if key in packed}
+    return Spec(**dict(known, steps=steps))
+
+
+class Supervisor:
+    """One attempt: its journal, its secrets, and the request to stop."""
+
+    def __init__(self, spec: Spec, me: Process, secrets: Dict[str, str]) -> None:
+        self.spec = spec
+        self.attempts = _earlier_attempts(spec.paths.supervisor)
+        self.journal = Journal(spec.paths, attempt=len(self.attempts) + 1, secrets=list(secrets.values()))
+        self.mark = spec.folder
+        self.tag = "train" if spec.kind == TRAIN else "setup"
+        self._secrets = secrets
+        self._stop_seen_at: Optional[float] = None
+        self.attempts.append(
+            {
+                "attempt": self.journal.attempt,
+                "process": asdict(me),
+                "child": None,
+                "started_at": now_utc(),
+                "started_t": round(seconds_since_boot(), 3),
+                "log_start": self.journal.log_start,
+            }
+        )
+        self._save_attempts()
+
+    def _save_attempts(self) -> None:
+        save_json(self.spec.paths.supervisor, {"attempts": self.attempts})
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """SIGTERM and SIGINT ask for what the kind can do: a checkpoint, or the end."""
+        if not os.path.exists(self.spec.paths.stop):
+            request_stop(self.spec.paths, CHECKPOINT if self.spec.kind == TRAIN else NOW)
+
+    def run(self) -> End:
+        """Run the steps in order until one fails or a stop ends them."""
+        for name in sorted(self._secrets):
+            self.journal.say(log_line(self.tag, "environment {name}=<redacted>", name=name))
+        self.journal.save_state(STARTING, self.spec.steps[0].name, is_urgent=True)
+        for step in self.spec.steps:
+            if self._asked_to_stop() is not None:
+                return End(KILLED, "ended on request before step %s" % step.name)
+            self.journal.event("step_started", step=step.name)
+            end = self._run_step(step)
+            self.journal.event("step_finished", step=step.name, result=end.state)
+            if end.state != SUCCEEDED:
+                return end
+        if self.spec.kind != TRAIN or (self.spec.final is not None and os.path.isdir(self.spec.final)):
+            return End(SUCCEEDED, "done", 0)
+        if self._asked_to_stop() == NOW:
+            return End(KILLED, ENDED_AT_ONCE, 0)
+        if self.journal.stop_was_seen or self._asked_to_stop() is not None:
+            return End(INTERRUPTED, "stopped on request with a checkpoint", 0)
+        return End(FAILED, "the training ended without a final model", 0)
+
+    def _run_step(self, step: Step) -> End:
+        """Run one child to its end, or end it when a stop asks for that."""
+        environment = dict(_inherited_environment(), **step.env)
+        environment.update(self._secrets)
+        try:
+            popen = start_child(step.argv, cwd=step.cwd, environment=environment, mark=self.mark)
+        except OSError as error:
+            return End(FAILED, "step %s could not start: %s" % (step.name, type(error).__name__))
+        child = describe_child(popen, self.mark)
+        self.attempts[-1]["child"] = child.to_json()
+        self._save_attempts()
+        killed_because = self._follow(popen, child, step)
+        left = end_group(child, reap=popen.poll)
+        if left:
+            self.journal.say(log_line(self.tag, "{count} process(es) could not be ended", count=len(left)))
+        code = popen.wait()
+        if killed_because is None and code != 0 and self._asked_to_stop() == NOW:
+            killed_because = ENDED_AT_ONCE  # it went by itself, a moment before we ended it
+        if killed_because is not None:
+            return End(KILLED, killed_because, *_code_and_signal(code))
+        if code == 0:
+            return End(SUCCEEDED, "done", 0)
+        how = "exit code %d" % code if code > 0 else "signal %d" % -code
+        return End(FAILED, "step %s ended with %s" % (step.name, how), *_code_and_signal(code))
+
+    def _follow(self, popen: "subprocess.Popen[bytes]", child: Child, step: Step) -> Optional[str]:
+        """Copy the child's lines until it ends; return why it had to be killed, or None."""
+        assert popen.stdout is not None
+        killed_because: Optional[str] = None
+        ended_at: Optional[float] = None
+        with popen.stdout as pipe:
+            lines = Lines(pipe.fileno())
+            while True:
+                for shown, line in lines.read(POLL_S):
+                    self.journal.write(shown, step.log)
+                    if line is not None:
+                        self.journal.read(line)
+                state = STARTING if self.spec.kind == TRAIN and self.journal.last is None else RUNNING
+                self.journal.save_state(state, step.name)
+                if popen.poll() is not None:
+                    ended_at = ended_at or time.monotonic()
+                    if lines.is_closed or time.monotonic() - ended_at > DRAIN_S:
+                        return killed_because
+                elif killed_because is None:
+                    killed_because = self._why_kill()
+                    if killed_because is not None:
+                        end_group(child, reap=popen.poll)
+
+    def _why_kill(self) -> Optional[str]:
+        """Return why the child must end now: `now`, or a checkpoint that took longer than the grace."""
+        mode = self._asked_to_stop()
+        if mode is None:
+            return None
+        if mode == NOW or self.spec.kind != TRAIN:
+            return ENDED_AT_ONCE
+        self._stop_seen_at = self._stop_seen_at or seconds_since_boot()
+        if seconds_since_boot() - self._stop_seen_at > self.spec.grace_s:
+            return "no checkpoint within %g s of the request to stop" % self.spec.grace_s
+        return None
+
+    def _asked_to_stop(self) -> Optional[str]:
+        try:
+            with open(self.spec.paths.stop, encoding="ascii", errors="replace") as file:
+                return CHECKPOINT if file.read().strip() == CHECKPOINT else NOW
+        except OSError:
+            return None
+
+    def finish(self, end: End) -> Outcome:
+        """Write `state.json` and then `outcome.json`."""
+        remedy = find_remedy(self.journal.tail()) if end.state == FAILED else None
+        outcome = Outcome(
+            state=end.state,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            reason=end.reason,
+            last_step=self.journal.last_step,
+            ended_at=now_utc(),
+            remedy=remedy.code if remedy else None,
+            error=self.journal.error.to_json() if self.journal.error and end.state == FAILED else None,
+        )
+        self.journal.save_state(end.state, "", is_urgent=True)
+        self.attempts[-1]["log_end"] = self.journal.log_size
+        self._save_attempts()
+        save_json(self.spec.paths.outcome, asdict(outcome))
+        return outcome
+
+
+def _code_and_signal(code: int) -> Tuple[Optional[int], Optional[int]]:
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def _inherited_environment() -> Dict[str, str]:
+    """Return our environment without settings: a run is told by its files alone, and counts all GPUs."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ZY_") and name != "CUDA_VISIBLE_DEVICES"
+    }
+
+
+def _earlier_attempts(path: str) -> List[Dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return list(json.load(file)["attempts"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def load_secrets(path: str) -> Dict[str, str]:
+    """Return the environment of the children that no command line and no log may hold."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return {}
+
+
+def supervise(spec: Spec) -> int:
+    """Hold the lock, run the steps, write the outcome, let the lock go; return our exit code."""
+    me = identify(os.getpid())
+    try:
+        take_lock(spec.lock, Lock(spec.owner, spec.action, spec.name, me))
+    except ProjectError as error:
+        save_json(spec.paths.error, error.to_json())
+        _forget(spec.paths.secrets)
+        return EXIT_REFUSED
+    try:
+        try:
+            supervisor = Supervisor(spec, me, load_secrets(spec.paths.secrets))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            save_json(spec.paths.error, ProjectError("box_not_writable", path=spec.data, reason=reason).to_json())
+            raise
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, supervisor.on_signal)
+        try:
+            end = supervisor.run()
+        except BaseException as error:
+            supervisor.finish(End(FAILED, "the supervisor failed: %s" % type(error).__name__))
+            raise
+        state = supervisor.finish(end).state
+        return 0 if state in (SUCCEEDED, INTERRUPTED) else EXIT_RUN_FAILED
+    finally:
+        _forget(spec.paths.secrets)
+        release_lock(spec.lock, me)
+
+
+def _forget(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # a handler, not SIG_IGN: children start undisturbed
+    sys.exit(supervise(load_spec(sys.argv[1])))
