@@ -18,27 +18,12 @@ from corpus_builder.errors import ProjectError
 from trainer.checkpoints import delete_old, mark_complete
 from trainer.device import Place
 from trainer.loss import WeightedTrainer
-from trainer.progress import Event, Progress, format_event, format_progress
+from trainer.progress import Progress, format_progress
 from trainer.recipe import Recipe
 from trainer.run_paths import RunPaths
+from trainer.voice import Voice
 
 STOP_AT_CHECKPOINT, STOP_NOW = "checkpoint", "now"
-
-
-class Voice:
-    """Says lines on rank 0, each flushed; the other ranks are silent."""
-
-    def __init__(self, place: Place) -> None:
-        self._is_first = place.is_first
-
-    def say(self, line: str) -> None:
-        """Print one line."""
-        if self._is_first:
-            print(line, flush=True)
-
-    def event(self, name: str, **values: object) -> None:
-        """Print one ZY_EVENT; values are single words."""
-        self.say(format_event(Event(name, {key: str(value) for key, value in values.items()})))
 
 
 def read_stop(stop_path: Path) -> str | None:

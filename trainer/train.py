@@ -16,13 +16,13 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from corpus_builder.config import validate
 from corpus_builder.errors import ProjectError, format_error_line
@@ -37,6 +37,7 @@ from trainer.final import check_template, partial_path, point_version, publish_f
 from trainer.first_batch import write_first_batch
 from trainer.recipe import FEW_STEPS, MIN_STEPS, Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
+from trainer.voice import Voice
 
 FIRST_ROWS = 4  # rows shown in first-batch.txt
 #: How long a failed rank waits for rank 0 to say the same error; the launcher ends it as soon as rank 0 has.
@@ -83,26 +84,26 @@ def train(request: Request, place: Place) -> None:
     recipe, paths = request.recipe, request.paths
     base_dir = Path(recipe.base_model_dir)
     check_base_model(recipe.base_model_dir)
-    device = find_device(recipe.device, place)
-    precision = choose_precision(recipe.precision, device)
-    join_ranks(device, place)
-
-    from trainer.callbacks import Border, Report, Voice
-
     voice = Voice(place)
-    voice.event("precision", precision=precision.name, device=device.kind, reason=precision.reason)
     frame = load_frame(base_dir)
     corpus = load_corpus(request, frame, voice)
     schedule = Schedule(recipe, rows=len(corpus.rows), tokens=corpus.tokens, ranks=place.ranks)
     check_steps(schedule.steps, recipe, voice)
     resume_point = find_resume_point(Path(paths.checkpoints), request.resume_from)
+
+    # What the recipe and the corpus say is checked by now; from here on it costs the import of torch and more.
+    device = find_device(recipe.device, place)
+    precision = choose_precision(recipe.precision, device)
+    voice.event("precision", precision=precision.name, device=device.kind, reason=precision.reason)
+    join_ranks(device, place)
     if place.is_first:
-        prepare_folders(request, frame, corpus, place)
+        prepare_folders(request, frame, corpus)
 
     # TrainingArguments before the model: they switch zero.Init on.
     arguments = training_arguments(
         recipe, schedule, output_dir=Path(paths.checkpoints), device=device, precision=precision, place=place
     )
+    from trainer.callbacks import Border, Report
     from trainer.dataset import DealtOrder, Rows
     from trainer.loss import WeightedTrainer
     from trainer.model import load_model, pad_id
@@ -145,7 +146,7 @@ def train(request: Request, place: Place) -> None:
     voice.event("finished", step=trainer.state.global_step, seconds=round(time.monotonic() - began_s))
 
 
-def load_corpus(request: Request, frame: Frame, voice: Any) -> EncodedCorpus:
+def load_corpus(request: Request, frame: Frame, voice: Voice) -> EncodedCorpus:
     """Return the encoded samples and say their account; every sample that is left out is named."""
     data_path = request.recipe.data_path
     samples_path = Path(data_path or request.data.samples)
@@ -171,7 +172,7 @@ def load_corpus(request: Request, frame: Frame, voice: Any) -> EncodedCorpus:
     return corpus
 
 
-def check_steps(steps: int, recipe: Recipe, voice: Any) -> None:
+def check_steps(steps: int, recipe: Recipe, voice: Voice) -> None:
     """Warn below FEW_STEPS optimizer steps; raise `few_steps` below MIN_STEPS unless the recipe allows it."""
     if steps < MIN_STEPS and not recipe.allow_few_steps:
         raise ProjectError("few_steps", steps=steps, least=MIN_STEPS, tokens_per_step=recipe.tokens_per_step)
@@ -180,16 +181,17 @@ def check_steps(steps: int, recipe: Recipe, voice: Any) -> None:
         voice.say(log_line("train", sentence, steps=steps, few=FEW_STEPS))
 
 
-def prepare_folders(request: Request, frame: Frame, corpus: EncodedCorpus, place: Place) -> None:
+def prepare_folders(request: Request, frame: Frame, corpus: EncodedCorpus) -> None:
     """Make the run's folders, prove the template that will be saved, and write the first batch for a person's eye."""
-    from trainer.dataset import epoch_order
-
     recipe, paths = request.recipe, request.paths
     link_output(recipe, paths)
     Path(paths.checkpoints).mkdir(parents=True, exist_ok=True)
     delete_incomplete(Path(paths.checkpoints))
+    shutil.rmtree(partial_path(paths), ignore_errors=True)  # of an attempt that was killed while it saved
     write_tokenizer(Path(recipe.base_model_dir), tokenizer_dir(paths))
     check_template(tokenizer_dir(paths), frame)
+    from trainer.dataset import epoch_order
+
     first = [corpus.rows[index] for index in epoch_order(len(corpus.rows), seed=recipe.seed, epoch=0)[:FIRST_ROWS]]
     write_first_batch(first, Path(recipe.base_model_dir), Path(paths.first_batch))
 
@@ -210,7 +212,7 @@ def tokenizer_dir(paths: RunPaths) -> Path:
     return Path(paths.folder) / "tokenizer"
 
 
-def say_pointer(request: Request, voice: Any) -> None:
+def say_pointer(request: Request, voice: Voice) -> None:
     """Point the version to this run's result; a real folder found in that place is moved aside and named."""
     aside = point_version(request.paths, request.data.version_final(request.version))
     if aside is not None:

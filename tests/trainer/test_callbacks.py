@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from corpus_builder.errors import ProjectError
-from trainer.callbacks import Border, Report, Voice, read_stop
+from trainer.callbacks import Border, Report, read_stop
 from trainer.device import Place
 from trainer.loss import LossMeter
 from trainer.progress import Progress, parse_line
 from trainer.recipe import Recipe
 from trainer.run_paths import CHECKPOINT_COMPLETE, run_paths
+from trainer.voice import Voice
 
 FIRST, SECOND = Place(0, 0, 1, False), Place(1, 1, 2, True)
 ARGS = SimpleNamespace(device=torch.device("cpu"))

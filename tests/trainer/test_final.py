@@ -40,6 +40,14 @@ def test_hugging_face_renders_the_saved_template_to_the_frames_ids(name, request
     assert (tmp_path / "tokenizer/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
 
+def test_qwens_own_tokenizer_class_renders_the_same(qwen_dir, qwen_frame, tmp_path):
+    """Published Qwen2.5 folders name this class; transformers 5 rebuilds the tokenizer by it."""
+    write_tokenizer(qwen_dir, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "Qwen2Tokenizer"}))
+    check_template(tmp_path, qwen_frame)
+
+
 def test_another_template_is_refused(tiny_dir, tmp_path):
     write_tokenizer(tiny_dir, tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")

@@ -42,7 +42,7 @@ def test_a_run_ends_with_its_result(trained):
     run, ended = trained
     assert (ended.exit_code, ended.stderr.count("ZY_ERROR")) == (0, 0)
     assert find_model_faults(run.paths.final) == []
-    assert ended.events == ["precision", "labels_checked", "started", "final_saved", "finished"]
+    assert ended.events == ["labels_checked", "precision", "started", "final_saved", "finished"]
     pointer = Path(run.data.version_final(run.recipe.version))
     assert pointer.resolve() == Path(run.paths.final).resolve()
 
@@ -124,7 +124,6 @@ def test_a_loss_that_is_not_finite_fails_the_run(tiny_dir, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "code", "exit_code"),
     [
-        ({"base_model_dir": "/no/such/folder"}, "base_model_missing", 2),
         ({"precision": "bf16"}, "precision_unsupported", 4),
         ({"allow_few_steps": False}, "few_steps", 2),
         ({"max_seq_len": 8}, "sample_too_long", 2),
@@ -136,6 +135,11 @@ def test_what_is_refused_before_the_model_is_loaded(tiny_dir, tmp_path, keys, co
     ended = run.launch(alone=True)
     assert ([error.code for error in ended.errors], ended.exit_code) == ([code], exit_code)
     assert "started" not in ended.events
+
+
+def test_a_missing_base_model(tmp_path):
+    ended = make_run(tmp_path, tmp_path / "none", tiny_samples()).launch(alone=True)
+    assert ([error.code for error in ended.errors], ended.exit_code) == (["base_model_missing"], 2)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"recipe": 1, "data": "/d", "version": "v"}'])
