@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.settings_page import settings_page
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -37,3 +39,7 @@ def test_the_two_readmes_name_the_same_things():
     english, chinese = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
     code = re.compile(r"`([^`\n]+)`")
     assert set(code.findall(english)) == set(code.findall(chinese))
+
+
+def test_settings_page_is_what_the_tables_say():
+    assert (ROOT / "docs/settings.md").read_text("utf-8") == settings_page()

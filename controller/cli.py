@@ -1,0 +1,215 @@
+"""The command line: parse, call, print. The only importer of click; everything else is imported inside commands.
+
+zy status
+zy setup-and-train --recipe coding_v1 --confirm --watch-minutes 30
+zy corpus build --plan zhuyuan --base-model-dir ~/models/mother
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from controller.invocation import Surroundings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  2  an input is wrong
+  3  the machine is unreachable, or not the pinned one
+  4  the machine is unfit
+  5  the deadline passed, the work goes on (a warning in our GitHub action)
+  6  the run failed
+  7  a corpus gate failed
+  8  refused: not confirmed, or something is at work
+  9  not ready, or incomplete
+"""
+
+
+class ProjectGroup(click.Group):
+    """Turns expected failures into three lines on stderr and their own exit code; a bug keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from corpus_builder.errors import ProjectError
+
+        try:
+            return super().invoke(ctx)
+        except ProjectError as error:
+            from controller.invocation import choose_lang, fail
+
+            ctx.exit(fail("zy", error, _around(), choose_lang(None, os.environ)))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Refuse an unknown name before click takes one with a leading dash for an option."""
+        if self.get_command(ctx, args[0]) is None:
+            from controller.inputs import check_action
+
+            check_action(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _around() -> Surroundings:
+    from controller.invocation import Surroundings
+
+    return Surroundings(os.environ, sys.stdout, sys.stderr)
+
+
+@click.group(cls=ProjectGroup, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="zyforge", prog_name="zy")
+def zy() -> None:
+    """Fine-tune a chat model on your own documents and dialogs, on a GPU machine that you rent.
+
+    The same actions that the workflow page offers. Settings come from the environment (docs/settings.md).
+    """
+    if os.environ.get("ZY_INPUT_ACTION") is not None:  # our composite action offers the five actions and no more
+        from controller.inputs import check_action
+
+        check_action(os.environ["ZY_INPUT_ACTION"])
+
+
+def box_options(command: Command) -> Command:
+    """Give a command the options that every action has."""
+    for option in (
+        click.option("--lang", type=click.Choice(["zh", "en"]), help="Language of output; default: ZY_LANG, else zh."),
+        click.option("--json", "is_json", is_flag=True, help="Print the result as JSON; log lines go to stderr."),
+        click.option("--dry-run", "is_dry_run", is_flag=True, help="Print the steps and why; change nothing."),
+        click.option(
+            "--box", "box_kind", type=click.Choice(["ssh", "local"]), default="ssh", show_default=True,
+            help="The machine of ZY_GPU_HOST over SSH, or this one.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def setup_options(command: Command) -> Command:
+    """Give a command the options of what to build and how to train."""
+    for option in (
+        click.option("--repo-root", help="Where the plan's paths start; default: the checkout, else this folder."),
+        click.option(
+            "--set", "sets", multiple=True, metavar="KEY=VALUE",
+            help="Override a key of the recipe, or of the plan with plan.KEY=VALUE; repeatable.",
+        ),
+        click.option("--dialog-zip", help="Dialog ZIP: https, s3 or cos address, or a path on the machine."),
+        click.option("--base-model-dir", help="Folder of the base model on the machine."),
+        click.option("--recipe", help="Name of a shipped recipe, or path of a YAML file; default: coding_v1."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _perform(action: str, *, given: dict[str, Any] | None = None, **options: Any) -> None:
+    """Run one action and leave with its exit code."""
+    from controller.invocation import Options, perform
+
+    texts = {name: str(value) for name, value in (given or {}).items() if value is not None}
+    sys.exit(perform(action, Options(given=texts, **options), _around()))
+
+
+@zy.command("setup-only")
+@box_options
+@setup_options
+def setup_only(
+    recipe: str | None, base_model_dir: str | None, dialog_zip: str | None, sets: tuple[str, ...], **options: Any
+) -> None:
+    """Bring code and sources, fetch dialogs, prepare the environment, build the corpus; start no training."""
+    given = {"recipe": recipe, "base_model_dir": base_model_dir, "dialog_zip": dialog_zip}
+    _perform("setup-only", given=given, sets=sets, **options)
+
+
+@zy.command("setup-and-train")
+@box_options
+@setup_options
+@click.option("--confirm", is_flag=True, help="Really start a training.")
+@click.option("--watch-minutes", type=click.IntRange(0, 340), help="Follow the run this long; default: 340.")
+def setup_and_train(
+    recipe: str | None,
+    base_model_dir: str | None,
+    dialog_zip: str | None,
+    confirm: bool,
+    watch_minutes: int | None,
+    **options: Any,
+) -> None:
+    """Do what setup-only does, check the gates, start a training and follow it."""
+    given: dict[str, Any] = {"recipe": recipe, "base_model_dir": base_model_dir, "dialog_zip": dialog_zip}
+    given |= {"confirm_override": "true" if confirm else None, "watch_minutes": watch_minutes}
+    _perform("setup-and-train", given=given, **options)
+
+
+@zy.command()
+@box_options
+def status(**options: Any) -> None:
+    """Say how the machine, its run and its setup stand; change nothing."""
+    _perform("status", **options)
+
+
+@zy.command("tail-log")
+@box_options
+def tail_log(**options: Any) -> None:
+    """Show the last 12,000 bytes of the newest log; change nothing."""
+    _perform("tail-log", **options)
+
+
+@zy.command()
+@box_options
+@click.option(
+    "--grace-minutes", type=click.FloatRange(min=0), default=10.0, show_default=True,
+    help="How long a run may take to save a checkpoint before it is ended by force.",
+)  # fmt: skip
+def kill(**options: Any) -> None:
+    """End the run and the setup on the machine, with a checkpoint where there is time for one."""
+    _perform("kill", **options)
+
+
+@zy.group()
+def corpus() -> None:
+    """Work with a corpus on this machine."""
+
+
+@corpus.command("build")
+@click.option("--plan", "plan_name", required=True, help="Name of a shipped plan, or path of a YAML file.")
+@click.option("--base-model-dir", required=True, help="Folder with the base model's tokenizer.")
+@click.option("--dialog-dir", help="Folder of dialog Markdown files.")
+@click.option("--max-seq-len", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens per sample.")
+@click.option("--repo-root", default=".", show_default=True, help="Where the plan's paths start.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan; repeatable.")
+@click.option("--out", default="corpus-out", show_default=True, help="Folder for samples, manifest and report.")
+@click.option("--json", "is_json", is_flag=True, help="Print the manifest as JSON; log lines go to stderr.")
+@click.option("--lang", type=click.Choice(["zh", "en"]), help="Language of output; default: ZY_LANG, else zh.")
+def corpus_build(**options: Any) -> None:
+    """Build a corpus from files on this machine, and print the counts per class."""
+    from controller.corpus_build import CorpusWish, perform
+
+    sys.exit(perform(_around(), CorpusWish(**options)))
+
+
+@zy.command()
+@click.option("--out", default="demo-out", show_default=True, help="Folder for everything that the demo makes.")
+@click.option("--tiny", "is_tiny", is_flag=True, help="Train a tiny random model: the whole way, no knowledge.")
+@click.option("--lang", type=click.Choice(["zh", "en"]), default="en", show_default=True, help="Language of output.")
+def demo(out: str, is_tiny: bool, lang: str) -> None:
+    """Do the whole job on this machine: sshd, storage, corpus, training, answers before and after."""
+    from pathlib import Path
+
+    from controller.demo import run_demo
+
+    sys.exit(run_demo(Path(out), is_tiny=is_tiny, lang=lang))
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Chinese must not stop an action
+    zy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Follows one setup or one run until it ends, shows its lines as they come, and gives up at a deadline.
+
+Side effects: asks the box; sleeps. The work itself never depends on being followed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from controller.job import Job
+from corpus_builder.errors import ProjectError
+from trainer.progress import Progress, parse_line
+from trainer.run_state import has_ended
+
+if TYPE_CHECKING:
+    from controller.box import Box
+
+FIRST_POLL_S = 0.5
+SLOWEST_POLL_S = 10.0
+POLL_GROWTH = 1.5  # 0.5 s grows to 10 s within half a minute of silence; a new line starts over at 1 s
+BUSY_POLL_S = 1.0
+MAX_BYTES = 256 * 1024  # of log per poll
+ASK_TIMEOUT_S = 60
+#: A broken connection is tried again this long: a rebooted router must not end a day of watching.
+LOST_PATIENCE_S = 10 * 60
+LOST_CODES = frozenset({"connection_lost", "box_unreachable"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """How it stands when following ends: ended, or still alive at the deadline."""
+
+    id: str
+    state: str
+    outcome: dict[str, Any] | None
+    error: ProjectError | None
+    points: tuple[Progress, ...]
+    eta_s: float | None
+    elapsed_s: float
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return has_ended(self.state)
+
+
+def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) -> Followed:
+    """Follow `work_id` (`setup` or `train`) and return how it stands at its end, or after `deadline_s` seconds.
+
+    Raises:
+        ProjectError: the box could not be asked for ten minutes on end.
+    """
+    began = job.clock()
+    points: list[Progress] = []
+    offset, poll_s = 0, FIRST_POLL_S
+    while True:
+        answer = _ask(box, job, kind=kind, work_id=work_id, offset=offset, give_up=began + deadline_s)
+        lines = answer["lines"]
+        points += _show(job, lines)
+        is_drained = answer["next_offset"] == offset
+        offset = answer["next_offset"]
+        is_over = has_ended(answer["state"]) and is_drained
+        if is_over or job.clock() - began >= deadline_s:
+            break
+        poll_s = BUSY_POLL_S if lines else min(SLOWEST_POLL_S, poll_s * POLL_GROWTH)
+        if not has_ended(answer["state"]):
+            job.sleep(max(0.0, min(poll_s, began + deadline_s - job.clock())))
+    packed = answer.get("error")
+    return Followed(
+        id=answer["id"],
+        state=answer["state"],
+        outcome=answer["outcome"],
+        error=ProjectError.from_json(packed) if packed else None,
+        points=tuple(points),
+        eta_s=answer.get("eta_s"),
+        elapsed_s=job.clock() - began,
+    )
+
+
+def _show(job: Job, lines: list[str]) -> list[Progress]:
+    """Echo the lines and return the points in them."""
+    for line in lines:
+        job.echo(line)
+    return [item for line in lines for item in parse_line(line) if isinstance(item, Progress)]
+
+
+def _ask(box: Box, job: Job, *, kind: str, work_id: str, offset: int, give_up: float) -> dict[str, Any]:
+    """Return one answer; a lost connection is tried again until `give_up`, ten minutes at most."""
+    args = {
+        **job.places,
+        "kind": kind,
+        "id": work_id,
+        "offset": offset,
+        "max_bytes": MAX_BYTES,
+        "see": job.sees,
+    }
+    lost_at: float | None = None
+    while True:
+        try:
+            return box.ask("follow", args, timeout_s=ASK_TIMEOUT_S)
+        except ProjectError as error:
+            lost_at = job.clock() if lost_at is None else lost_at
+            if error.code not in LOST_CODES or job.clock() >= min(lost_at + LOST_PATIENCE_S, give_up):
+                raise
+            job.sleep(SLOWEST_POLL_S)

@@ -1,0 +1,332 @@
+"""The five pages against a box that refuses whatever it was not told about."""
+
+from dataclasses import replace
+
+import pytest
+
+from controller.actions import kill, setup_and_train, setup_only, status, tail_log
+from controller.inputs import check_inputs
+from controller.job import Job
+from controller.objects import DialogSource
+from controller.reports import StepsReport
+from controller.settings import Settings
+from corpus_builder.errors import Named, ProjectError
+from corpus_builder.manifest import manifest_to_json
+from tests.fake_box import FakeBox
+from tests.manifests import small_manifest
+
+MODEL = {"exists": True, "config": True, "tokenizer": True, "missing": []}
+FACTS = {
+    "python": "3.10.1", "tmux": "3.3a", "gpus": None, "disks": {}, "release_present": False, "dialog": {"exists": True},
+    "locks": {"setup": None, "run": None}, "base_model": MODEL,
+}  # fmt: skip
+RUN_LOCK = {"owner": "bob", "action": "setup-and-train", "name": "20260101-000000-aaaa"}
+STATUS = {
+    "run": None, "setup": None, "checkpoints": [], "gpus": None, "disks": {}, "secrets": [],
+    "locks": {"setup": None, "run": None},
+}  # fmt: skip
+
+
+def step(state, *lines, offset=10, **more):
+    return {"id": "s-1", "state": state, "outcome": None, "error": None, "lines": list(lines), "next_offset": offset,
+            "progress": None, "progress_count": 0, "eta_s": None, **more}  # fmt: skip
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.naps = []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.naps.append(seconds)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def job(tmp_path, clock):
+    return make_job(tmp_path, clock)
+
+
+def make_job(tmp_path, clock, action="setup-and-train", shown=None, settings=None, **given):
+    (tmp_path / "docs").mkdir(exist_ok=True)
+    return Job(
+        settings=Settings.from_environment(settings or {}),
+        inputs=check_inputs({"action": action, **given}, repo_root=tmp_path),
+        environ={}, owner="alice", commit="c0ffee", run_url="https://gh/runs/7", lang="en", sees="public",
+        echo=(shown if shown is not None else []).append, clock=clock, sleep=clock.sleep,
+        utc_now=lambda: "20260503-101500",
+    )  # fmt: skip
+
+
+def box_for_setup(*follow, facts=FACTS, manifest=None, **answers):
+    packed = manifest_to_json(manifest or small_manifest())
+    return FakeBox(
+        {
+            "facts": [facts],
+            "receive_release": [{"digest": "d", "files": 1, "kept": []}],
+            "start_setup": [{"setup_id": "s-1", "attached": False}],
+            "follow": list(follow) or [step("succeeded")],
+            "manifest": [{"manifest": packed}],
+            **answers,
+        }
+    )
+
+
+def test_setup_only_sends_starts_follows_and_counts(tmp_path, clock):
+    shown = []
+    box = box_for_setup(step("running", "[soul] one", offset=5), step("succeeded", "[soul] two"), step("succeeded"))
+    report = setup_only.run(box, make_job(tmp_path, clock, "setup-only", shown))
+    assert box.operations == ["facts", "receive_release", "start_setup", "follow", "follow", "follow", "manifest"]
+    assert shown == ["[soul] one", "[soul] two"]
+    assert (report.state, report.error, report.manifest.total_samples) == ("succeeded", None, 5)
+    assert box.streamed["receive_release"][257:262] == b"ustar"
+
+
+def test_setup_only_tells_who_asked_and_hands_no_secret_but_the_link(tmp_path, clock):
+    link = "https://h/dialog.zip?sign=0123456789"
+    masked = []
+    job = replace(make_job(tmp_path, clock, settings={"ZY_BINGSHUO_DIALOG_URL": link}), mask=masked.append)
+    box = box_for_setup()
+    setup_only.run(box, job)
+    request = dict(box.asked)["start_setup"]
+    assert (request["owner"], request["commit"], request["run_url"]) == ("alice", "c0ffee", "https://gh/runs/7")
+    assert (request["dialog"], request["secrets"]) == ({"kind": "url"}, {"ZY_DIALOG_URL": link})
+    assert link in masked
+    assert request["setup_id"].startswith("20260503-101500-")
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("https://h/a.zip", ["10.0.0.1"]),
+        ("http://10.0.0.1/a.zip", ["10.0.0.1", "10.0.0.1:80"]),
+        ("http://10.0.0.1:9000/a.zip", ["10.0.0.1", "10.0.0.1:9000"]),
+    ],
+)
+def test_plain_http_is_allowed_for_that_link_alone(link, expected):
+    source = DialogSource("url", "link", url=link)
+    assert setup_only.allowed_hosts(("10.0.0.1",), source) == expected
+
+
+def test_setup_only_sends_nothing_that_is_there_already(tmp_path, clock):
+    box = box_for_setup(facts={**FACTS, "release_present": True})
+    setup_only.run(box, make_job(tmp_path, clock))
+    assert "receive_release" not in box.operations
+
+
+def test_dry_run_asks_and_changes_nothing(tmp_path, clock):
+    box = FakeBox({"facts": [FACTS]})
+    report = setup_and_train.run(box, replace(make_job(tmp_path, clock), is_dry_run=True))
+    assert isinstance(report, StepsReport)
+    assert [item.key for item in report.steps] == [
+        "push_release", "fetch_dialogs", "environment", "build_corpus", "start_run",
+    ]  # fmt: skip
+    assert box.operations == ["facts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"exists": False, "config": False, "tokenizer": False}, "base_model_missing"),
+        ({"config": False}, "base_model_no_config"),
+        ({"missing": ["model-00002.safetensors"]}, "base_model_incomplete"),
+        ({"tokenizer": False}, "tokenizer_missing"),
+    ],
+)
+def test_unfit_base_model_ends_it_before_anything_is_sent(job, change, code):
+    box = FakeBox({"facts": [{**FACTS, "base_model": {**MODEL, **change}}]})
+    with pytest.raises(ProjectError, match=code):
+        setup_only.run(box, job)
+    assert box.operations == ["facts"]
+
+
+def test_missing_dialog_zip_ends_it_before_anything_is_sent(job):
+    box = FakeBox({"facts": [{**FACTS, "dialog": {"exists": False}}]})
+    with pytest.raises(ProjectError, match="dialog_zip_missing"):
+        setup_only.run(box, job)
+    assert dict(box.asked)["facts"]["dialog_path"] == "~/bingshuo-dialog.zip"
+
+
+def test_gate_that_stops_is_reported_with_the_counts(job):
+    gate = ProjectError("gate_failed", gates="total (5 < 100)").to_json()
+    box = box_for_setup(step("failed", error=gate), step("failed", error=gate))
+    report = setup_only.run(box, job)
+    assert (report.error.code, report.error.exit_code) == ("gate_failed", 7)
+    assert report.manifest.total_samples == 5
+
+
+def test_setup_that_fails_elsewhere_shows_no_earlier_corpus(job):
+    told = ProjectError("dialog_zip_unreadable", path=Named("a.zip"), reason="x").to_json()
+    report = setup_only.run(box_for_setup(step("failed", error=told)), job)
+    assert (report.error.code, report.manifest) == ("dialog_zip_unreadable", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (step("lost"), "session_vanished"),
+        (step("failed", outcome={"exit_code": 9, "reason": "environment"}), "setup_failed"),
+        (step("killed", outcome={"exit_code": None, "reason": "stopped"}), "setup_failed"),
+    ],
+)
+def test_setup_without_a_told_error_says_what_is_known(job, answer, code):
+    assert setup_only.run(box_for_setup(answer), job).error.code == code
+
+
+def test_not_confirmed_touches_nothing(job):
+    box = FakeBox({})
+    with pytest.raises(ProjectError) as caught:
+        setup_and_train.run(box, job)
+    assert (caught.value.code, caught.value.exit_code, box.asked) == ("not_confirmed", 8, [])
+
+
+def test_run_at_work_is_named_before_anything_is_sent(tmp_path, clock):
+    box = FakeBox({"facts": [{**FACTS, "locks": {"setup": None, "run": RUN_LOCK}}]})
+    with pytest.raises(ProjectError) as caught:
+        setup_and_train.run(box, make_job(tmp_path, clock, confirm_override="true"))
+    assert (caught.value.exit_code, caught.value.values["name"]) == (8, "20260101-000000-aaaa")
+
+
+PROGRESS = "ZY_PROGRESS step=5 total=10 loss=2.5 lr=1e-05 epoch=0.5 total_epochs=1 thr=3 loss_soul=2"
+
+
+def training_box(*follow, **answers):
+    return box_for_setup(
+        step("succeeded"), step("succeeded"), *follow,
+        start_train=[{"run_id": "r-1"}], status=[{**STATUS, "checkpoints": [{"path": "final", "complete": True}]}],
+        **answers,
+    )  # fmt: skip
+
+
+def confirmed(tmp_path, clock, **given):
+    return make_job(tmp_path, clock, confirm_override="true", **given)
+
+
+def test_training_is_watched_to_its_end(tmp_path, clock):
+    box = training_box(step("running", PROGRESS, offset=20), step("succeeded", offset=20))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert (report.state, report.error, report.run_id) == ("succeeded", None, "r-1")
+    assert [(point.step, point.loss) for point in report.points] == [(5, 2.5)]
+    assert report.checkpoints[0]["path"] == "final"
+
+
+def test_training_gets_the_resolved_recipe_and_its_origins(tmp_path, clock):
+    box = training_box(step("succeeded"))
+    setup_and_train.run(box, confirmed(tmp_path, clock, base_model_dir="/models/mother"))
+    request = dict(box.asked)["start_train"]
+    assert request["recipe"]["base_model_dir"] == "/models/mother"
+    assert request["origins"] == {"base_model_dir": "input"}
+    assert (request["version"], request["action"], request["grace_s"]) == ("zy_coding_v1", "setup-and-train", 600)
+
+
+def test_watching_zero_minutes_leaves_at_once_and_well(tmp_path, clock):
+    box = training_box()
+    report = setup_and_train.run(box, confirmed(tmp_path, clock, watch_minutes="0"))
+    assert (report.state, report.error) == ("starting", None)
+    assert box.operations[-1] == "start_train"
+
+
+def test_deadline_ends_the_watching_and_never_the_run(tmp_path, clock):
+    box = training_box(step("running", PROGRESS))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock, watch_minutes="2"))
+    assert (report.error.code, report.error.exit_code) == ("deadline_passed", 5)
+    assert clock.now == pytest.approx(120)
+    assert "kill" not in box.operations
+
+
+def test_failed_run_says_its_remedy(tmp_path, clock):
+    outcome = {"exit_code": 1, "reason": "exit code 1", "remedy": "cuda_oom"}
+    report = setup_and_train.run(training_box(step("failed", outcome=outcome)), confirmed(tmp_path, clock))
+    assert (report.error.code, report.error.exit_code, report.remedy) == ("run_failed", 6, "cuda_oom")
+    assert "ZY_MAX_SEQ_LEN" in report.error.values["reason"]
+
+
+def test_setup_that_fails_starts_no_training(tmp_path, clock):
+    gate = ProjectError("zero_samples", path="p").to_json()
+    box = box_for_setup(step("failed", error=gate))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert report.error.exit_code == 7
+    assert "start_train" not in box.operations
+
+
+def test_corpus_with_a_stop_verdict_starts_no_training_even_if_the_setup_ended_well(tmp_path, clock):
+    box = box_for_setup(manifest=small_manifest(verdict="stop"))
+    with pytest.raises(ProjectError, match="gate_failed"):
+        setup_and_train.run(box, confirmed(tmp_path, clock))
+
+
+def test_lost_connection_is_tried_again_for_ten_minutes(tmp_path, clock):
+    lost = ProjectError("connection_lost", host="h", reason="reset")
+    box = training_box(lost, lost, step("succeeded"))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert report.state == "succeeded"
+    hopeless = training_box(lost)
+    with pytest.raises(ProjectError, match="connection_lost"):
+        setup_and_train.run(hopeless, confirmed(tmp_path, clock))
+    assert 600 <= sum(clock.naps) < 700
+
+
+def test_wrong_host_key_is_never_tried_again(tmp_path, clock):
+    changed = ProjectError("host_key_mismatch", host="h", seen="SHA256:a", expected="SHA256:b")
+    with pytest.raises(ProjectError, match="host_key_mismatch"):
+        setup_and_train.run(training_box(changed), confirmed(tmp_path, clock))
+    assert clock.naps == []
+
+
+def test_status_is_one_question(job):
+    box = FakeBox({"status": [STATUS]})
+    assert status.run(box, job).status == STATUS
+    assert box.operations == ["status"]
+
+
+def test_tail_log_asks_for_12000_bytes_and_for_what_the_reader_may_see(job):
+    box = FakeBox({"tail_log": [{"id": "r", "text": "x\n", "from_offset": 0, "size": 2, "hidden_lines": 1}]})
+    report = tail_log.run(box, job)
+    assert dict(box.asked)["tail_log"] == {
+        "data": "/data/guanghu-coding", "bytes": 12_000, "which": "auto", "see": "public",
+    }  # fmt: skip
+    assert (report.log_id, report.hidden_lines) == ("r", 1)
+
+
+def at_work(run="running", setup=None):
+    run = run and {"id": "r-1", "state": run}
+    return {**STATUS, "run": run, "setup": setup and {"id": "s-1", "state": setup}}
+
+
+KILLED = {"ended": [{"kind": "train", "id": "r-1", "state": "running"}], "alive": 0}
+
+
+def test_kill_waits_for_the_checkpoint(job, clock):
+    box = FakeBox({"status": [at_work(), at_work(), at_work(), at_work("interrupted")], "kill": [KILLED]})
+    report = kill.run(box, job)
+    assert [args["mode"] for op, args in box.asked if op == "kill"] == ["checkpoint"]
+    assert (report.ended[0]["state"], report.was_forced, report.error) == ("interrupted", False, None)
+
+
+def test_kill_uses_force_after_the_grace(job, clock):
+    box = FakeBox({"status": [at_work()], "kill": [KILLED, {**KILLED, "alive": 2}]})
+    report = kill.run(box, replace(job, grace_s=60))
+    assert [args["mode"] for op, args in box.asked if op == "kill"] == ["checkpoint", "now"]
+    assert clock.now == pytest.approx(90, abs=2)
+    assert (report.error.code, report.error.values["count"], report.was_forced) == ("kill_incomplete", 2, True)
+
+
+def test_kill_with_nothing_at_work_says_so(job):
+    box = FakeBox({"status": [STATUS], "kill": [{"ended": [], "alive": 0}]})
+    assert kill.run(box, job).ended == ()
+
+
+def test_kill_in_a_dry_run_ends_nothing(job):
+    box = FakeBox({"status": [at_work(setup="running")]})
+    report = kill.run(box, replace(job, is_dry_run=True))
+    assert [item.values["name"] for item in report.steps] == ["r-1", "s-1"]
