@@ -111,7 +111,7 @@ def gather(code_root: Path, repo_root: Path, plan: Plan) -> Release:
 
 
 def code_files(code_root: Path) -> list[str]:
-    """Return our code, relative to `code_root`: what git knows or would add, else what has one of our suffixes."""
+    """Return our code, relative to `code_root`: what git tracks, else what has one of our suffixes."""
     listed = _listed_by_git(code_root)
     if listed is None:
         walked = (path for folder in CODE_FOLDERS for path in (code_root / folder).rglob("*"))
@@ -120,15 +120,16 @@ def code_files(code_root: Path) -> list[str]:
 
 
 def _listed_by_git(code_root: Path) -> list[str] | None:
-    """Return what git tracks, and new files that it does not ignore; None where this is no checkout of git's."""
+    """Return what git tracks and the disk still holds; None where this is no checkout of git's."""
     if not (code_root / ".git").exists():
         return None
-    command = ["git", "-C", str(code_root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"]
+    command = ["git", "-C", str(code_root), "ls-files", "-z", "--"]
     try:
         listed = subprocess.run([*command, *CODE_FOLDERS], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    names = (os.fsdecode(name) for name in listed.split(b"\0") if name)
+    return [name for name in names if (code_root / name).is_file()]
 
 
 def source_files(repo_root: Path, plan: Plan) -> list[str]:

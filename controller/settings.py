@@ -180,6 +180,12 @@ class Settings(BaseModel):
     root: BoxPath = Field(
         "/opt/guanghu/coding-training", alias="ZY_CODING_TRAIN_ROOT", description="folder of our code on the machine"
     )
+    pip_index_url: WebAddress | None = Field(
+        None, alias="PIP_INDEX_URL", description="package index that the machine's pip uses instead of its own"
+    )
+    hf_endpoint: WebAddress | None = Field(
+        None, alias="HF_ENDPOINT", description="model hub that the machine uses instead of the usual one"
+    )
     mother_venv: BoxPath | None = Field(
         None, alias="ZY_MOTHER_VENV", description="a Python environment on the machine to use instead of our own"
     )
@@ -222,6 +228,11 @@ class Settings(BaseModel):
             passphrase=_reveal(self.gpu_key_passphrase),
             password=_reveal(self.gpu_password),
         )
+
+    def mirrors(self) -> dict[str, str]:
+        """Return the variables that tell the machine's tools where to fetch from."""
+        given = {"PIP_INDEX_URL": self.pip_index_url, "HF_ENDPOINT": self.hf_endpoint}
+        return {name: address for name, address in given.items() if address is not None}
 
     def masks(self) -> tuple[str, ...]:
         """Return what must never be printed: every secret, line by line, but nothing short or purely numeric."""

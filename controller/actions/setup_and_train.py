@@ -98,6 +98,7 @@ def start_run(box: Box, job: Job, wish: Configuration, digest: str) -> str:
         "recipe": wish.recipe_json(),
         "origins": wish.origins,
         "python": job.mother_python,
+        "env": job.settings.mirrors(),
         "secrets": {},
         "grace_s": job.grace_s,
     }

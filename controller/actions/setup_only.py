@@ -151,6 +151,7 @@ def setup_request(job: Job, wish: Configuration, sources: Sources) -> dict[str, 
         "recipe": wish.recipe_json(),
         "suite": wish.suite_json(),
         "dialog": dialog.request() if dialog else {"kind": "none"},
+        "env": job.settings.mirrors(),
         "secrets": dialog.secrets() if dialog else {},
         "fetch_allow": allowed_hosts(job.settings.fetch_allow, dialog),
     }

@@ -176,7 +176,8 @@ def test_corpus_build_counts_what_it_built(tmp_path):
     )
     write_tokenizer_folder(tmp_path / "model", tiny_tokenizer_json([text]), CHAT_TEMPLATE)
     done = run_zy(
-        "corpus", "build", "--base-model-dir", str(tmp_path / "model"), "--plan", str(tmp_path / "plan.yaml"), "--repo-root", str(tmp_path), "--out",
+        "corpus", "build", "--base-model-dir", str(tmp_path / "model"), "--plan", str(tmp_path / "plan.yaml"),
+        "--repo-root", str(tmp_path), "--out",
         str(tmp_path / "out"), "--lang", "en", "--set", "soul_replica=1",
     )  # fmt: skip
     assert done.returncode == 7, done.stdout + done.stderr
