@@ -84,20 +84,6 @@ def join_ranks(device: Device, place: Place) -> None:
     deepspeed.init_distributed("gloo" if device.kind == "cpu" else "nccl", verbose=False)
 
 
-def leave_ranks(place: Place) -> None:
-    """Wait for every rank and take the process group down.
-
-    A rank that ends while its group's threads live aborts now and then (`terminate called without an active
-    exception`, exit code -6), and the launcher then calls a finished run failed.
-    """
-    if not place.is_launched:
-        return
-    import torch.distributed
-
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 def training_arguments(
     recipe: Recipe, schedule: Schedule, *, output_dir: Path, device: Device, precision: Precision, place: Place
 ) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from corpus_builder.errors import Named, ProjectError
+from corpus_builder.errors import ProjectError
 from corpus_builder.frame import IGNORE_INDEX, Frame, Segment
 from corpus_builder.manifest import Manifest, check_gates, load_manifest
 from corpus_builder.mask import build_assistant_mask
@@ -121,7 +121,7 @@ def encode_corpus(samples: Sequence[Sample], frame: Frame, *, max_seq_len: int) 
             left_out.append((sample.id, reason))
     _check_left_out(left_out, len(trained))
     if not rows:
-        raise ProjectError("zero_samples", path=Named("samples"))
+        raise ProjectError("zero_samples", path="samples")
     return EncodedCorpus(tuple(rows), tuple(left_out), len(samples), len(samples) - len(trained))
 
 

@@ -45,6 +45,8 @@ def write_tokenizer(base_model_dir: Path, folder: Path) -> None:
     config_path = folder / "tokenizer_config.json"
     config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
     config["chat_template"] = CHAT_TEMPLATE
+    if config.get("tokenizer_class") == "TokenizersBackend":  # the name in transformers 5 only; 4.x knows the old one
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config_path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", "utf-8")
     (folder / TEMPLATE_FILE).write_text(CHAT_TEMPLATE, "utf-8")
 

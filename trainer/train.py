@@ -23,12 +23,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from corpus_builder.config import validate
 from corpus_builder.errors import ProjectError, format_error_line
 from corpus_builder.frame import Frame, load_frame
 from corpus_builder.log_lines import log_line
-from trainer.arguments import Schedule, join_ranks, leave_ranks, training_arguments
+from trainer.arguments import Schedule, join_ranks, training_arguments
 from trainer.base_model import check_base_model
 from trainer.checkpoints import delete_incomplete, find_resume_point
 from trainer.device import Place, choose_precision, find_device, find_place
@@ -252,11 +253,26 @@ def main(argv: Sequence[str]) -> int:
         request = load_request(Path(recipe_path))
         if not Path(request.paths.final).exists():
             train(request, place)
-            leave_ranks(place)
     except ProjectError as error:
         return fail(error, place)
     return 0
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End this process now, with all that it said written.
+
+    Not by the interpreter's own way out: there torch's communication threads may be destroyed while they run, and a
+    run that has ended well would abort ("terminate called without an active exception", seen with gloo).
+    """
+    if exit_code == 0 and "torch" in sys.modules:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.barrier()  # a rank that leaves early would end the others' last collective
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

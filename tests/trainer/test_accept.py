@@ -13,6 +13,7 @@ from corpus_builder.errors import parse_error_line
 from corpus_builder.sample import Message, Sample
 from tests.tiny_run import ROOT, make_run
 
+pytestmark = pytest.mark.e2e  # whole processes that import torch
 ASKED, ANSWER = "Who keeps the lamp?", "Kestrin does."
 
 

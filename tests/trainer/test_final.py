@@ -115,6 +115,11 @@ def test_generation_ends_where_the_frame_ends_a_turn(tiny_dir, before, after):
     assert Model.generation_config.eos_token_id == after
 
 
+def test_the_result_names_no_class_that_only_transformers_5_knows(smollm2_dir, tmp_path):
+    write_tokenizer(smollm2_dir, tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
 def test_the_template_is_in_both_places_that_readers_look(tiny_dir, tmp_path):
     write_tokenizer(tiny_dir, tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["chat_template"] == CHAT_TEMPLATE

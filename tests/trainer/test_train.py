@@ -38,6 +38,7 @@ def recipe_of(**keys) -> Recipe:
     return Recipe.model_validate({"name": "t", "version": "t", "plan": "t", "base_model_dir": "/b"} | keys)
 
 
+@pytest.mark.e2e
 def test_a_run_ends_with_its_result(trained):
     run, ended = trained
     assert (ended.exit_code, ended.stderr.count("ZY_ERROR")) == (0, 0)
@@ -47,6 +48,7 @@ def test_a_run_ends_with_its_result(trained):
     assert pointer.resolve() == Path(run.paths.final).resolve()
 
 
+@pytest.mark.e2e
 def test_progress_is_the_promised_curve(trained, tiny_dir):
     run, ended = trained
     corpus = encode_corpus(tiny_samples(), load_frame(tiny_dir), max_seq_len=256)
@@ -57,6 +59,7 @@ def test_progress_is_the_promised_curve(trained, tiny_dir):
     assert ended.points[-1].loss < 0.7 * ended.points[0].loss
 
 
+@pytest.mark.e2e
 def test_the_result_loads_and_renders_the_frame(trained):
     from transformers import AutoModelForCausalLM
 
@@ -66,6 +69,7 @@ def test_the_result_loads_and_renders_the_frame(trained):
     assert template_of(Path(run.paths.final)) == CHAT_TEMPLATE
 
 
+@pytest.mark.e2e
 def test_the_first_batch_is_for_its_owner_only(trained):
     run, ended = trained
     path = Path(run.paths.first_batch)
@@ -76,11 +80,13 @@ def test_the_first_batch_is_for_its_owner_only(trained):
     assert "晚安" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.e2e
 def test_folders_are_for_their_owner_only(trained):
     run, _ = trained
     assert stat.S_IMODE(Path(run.paths.final).stat().st_mode) == 0o700
 
 
+@pytest.mark.e2e
 def test_a_finished_run_is_not_trained_again(trained):
     run, _ = trained
     before = (Path(run.paths.final) / "model.safetensors").stat().st_mtime_ns
@@ -89,6 +95,7 @@ def test_a_finished_run_is_not_trained_again(trained):
     assert (Path(run.paths.final) / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.e2e
 def test_a_stopped_run_goes_on_to_the_same_weights(trained, tiny_dir, tmp_path):
     undisturbed, undisturbed_ended = trained
     run = make_run(tmp_path, tiny_dir, tiny_samples(), gradient_accumulation_steps=2)
@@ -105,6 +112,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(trained, tiny_dir, tmp_path):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.e2e
 def test_a_loss_that_is_not_finite_fails_the_run(tiny_dir, tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
@@ -121,6 +129,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(tiny_dir, tmp_path):
     assert not Path(run.paths.final).exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("keys", "code", "exit_code"),
     [
@@ -137,6 +146,7 @@ def test_what_is_refused_before_the_model_is_loaded(tiny_dir, tmp_path, keys, co
     assert "started" not in ended.events
 
 
+@pytest.mark.e2e
 def test_a_missing_base_model(tmp_path):
     ended = make_run(tmp_path, tmp_path / "none", tiny_samples()).launch(alone=True)
     assert ([error.code for error in ended.errors], ended.exit_code) == (["base_model_missing"], 2)
