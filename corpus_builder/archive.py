@@ -1,47 +1,39 @@
 """A dialog ZIP -> a folder: every member is in it, or refused by name with a reason.
 
 Runs on the box too: standard library and Python 3.8 only. Side effects: writes `target_dir` (by rename, never
-merged) with an account beside the members:
+merged) with an account beside the members. ZIPs in the ZIP become folders of their name:
 
-    .zy-archive.json   {"kept": ["a.md"], "refused": [{"name": "../b.md", "reason": "leaves_folder"}], "bytes": 12}
+    .zy-archive.json   {"kept": ["a.md", "more.zip/b.md"], "refused": [{"name": "../c.md", "reason": "leaves_folder"}],
+                        "bytes": 12, "limits": {"members": 100000, …}}
 """
 
+import contextlib
 import errno
 import json
 import lzma
 import os
 import re
 import shutil
-import stat
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from dataclasses import asdict, dataclass
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
+from corpus_builder.archive_limits import USUAL_LIMITS, Limits
+from corpus_builder.archive_members import RATIO_FROM_BYTES, Member, open_zip, read_members
 from corpus_builder.errors import ProjectError
 
 ACCOUNT_NAME = ".zy-archive.json"
-_UTF8_FLAG, _ENCRYPTED_FLAG = 0x800, 0x1
-_COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA}
-#: Small members may be compressed by any ratio: a page of blanks is no bomb.
-_RATIO_FROM_BYTES = 1024 * 1024
-_MAX_NAME_BYTES = 255  # NAME_MAX of Linux file systems
+#: Reasons that other limits may take away. `nested_zip`: archives of the first version, which opened none.
+LIMIT_REASONS = frozenset({"bomb", "beyond_limits", "nested_too_deep", "nested_zip"})
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 #: What `zipfile` and its decompressors raise over damaged bytes.
 _DAMAGED = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, struct.error,
     ValueError, OverflowError, IndexError,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much an archive may hold. Chosen: a hundred times the first user's archive."""
-
-    members: int = 100000
-    total_bytes: int = 16 * 1024**3
-    ratio: int = 1000  # deflate's own limit is 1032 : 1; text of any kind stays under 100 : 1
+_CHUNK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -59,36 +51,61 @@ class ArchiveAccount:
     kept: Tuple[str, ...]
     refused: Tuple[Refused, ...]
     bytes: int
+    limits: Optional[Limits] = None
+
+    def holds_under(self, limits: Limits) -> bool:
+        """Whether extracting again under `limits` would give the same."""
+        return self.limits == limits or not any(one.reason in LIMIT_REASONS for one in self.refused)
 
 
-def extract_archive(zip_path: str, target_dir: str, *, limits: Limits = Limits()) -> ArchiveAccount:
+def extract_archive(zip_path: str, target_dir: str, *, limits: Limits = USUAL_LIMITS) -> ArchiveAccount:
     """Extract the ZIP into `target_dir`, which is whole when it appears, and return the account.
 
     Raises:
-        ProjectError: `dialog_zip_missing`, `dialog_zip_unreadable`, `dialog_zip_not_zip`, `archive_refused`.
+        ProjectError: `dialog_zip_missing`, `dialog_zip_unreadable`, `dialog_zip_not_zip`, `archive_refused`,
+            `box_disk_full`.
     """
+    head = _head(zip_path)
     partial_dir = target_dir.rstrip("/") + ".partial"
     shutil.rmtree(partial_dir, ignore_errors=True)
-    members: List[zipfile.ZipInfo] = []
+    extraction = _Extraction(partial_dir, limits)
     try:
-        with _opened(zip_path) as archive:
-            members = _checked_members(archive, zip_path, limits)
-            os.makedirs(partial_dir, mode=0o700)
-            account = _extract_members(archive, members, partial_dir, limits)
+        excess = extraction.add_zip(zip_path)
+        if excess is not None:
+            raise ProjectError("archive_refused", path=zip_path, reason=excess)
+        account = extraction.account()
         _save_account(account, partial_dir)
         _swap_in(partial_dir, target_dir)
+    except _DAMAGED as error:
+        if head.startswith(b"PK"):
+            raise ProjectError("dialog_zip_unreadable", path=zip_path, reason=_short(error)) from error
+        raise ProjectError("dialog_zip_not_zip", path=zip_path, looks_like=looks_like(head)) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise _disk_full(target_dir, members) from error
+        raise _disk_full(target_dir, extraction.declared_bytes) from error
     finally:
         shutil.rmtree(partial_dir, ignore_errors=True)
     return account
 
 
-def _disk_full(target_dir: str, members: List[zipfile.ZipInfo]) -> ProjectError:
+def _head(zip_path: str) -> bytes:
+    if not os.path.isfile(zip_path):
+        raise ProjectError("dialog_zip_missing", path=zip_path)
+    try:
+        with open(zip_path, "rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise ProjectError("dialog_zip_unreadable", path=zip_path, reason=_short(error)) from error
+
+
+def _short(error: BaseException) -> str:
+    """Only the kind of a failure: its words may hold a member's name."""
+    return type(error).__name__
+
+
+def _disk_full(target_dir: str, needed: int) -> ProjectError:
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(target_dir))).free
-    needed = sum(member.file_size for member in members)
     return ProjectError(
         "box_disk_full", path=target_dir, free_gib=round(free / 1024**3, 1), needed_gib=round(needed / 1024**3, 1)
     )
@@ -100,29 +117,10 @@ def load_account(folder: str) -> Optional[ArchiveAccount]:
         with open(os.path.join(folder, ACCOUNT_NAME), encoding="utf-8") as file:
             packed = json.load(file)
         refused = tuple(Refused(one["name"], one["reason"]) for one in packed["refused"])
-        return ArchiveAccount(tuple(packed["kept"]), refused, packed["bytes"])
+        limits = Limits(**packed["limits"]) if packed.get("limits") else None
+        return ArchiveAccount(tuple(packed["kept"]), refused, packed["bytes"], limits)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _opened(zip_path: str) -> zipfile.ZipFile:
-    if not os.path.isfile(zip_path):
-        raise ProjectError("dialog_zip_missing", path=zip_path)
-    with open(zip_path, "rb") as file:
-        head = file.read(512)
-    try:
-        return zipfile.ZipFile(zip_path)
-    except _DAMAGED as error:
-        if head.startswith(b"PK"):
-            raise ProjectError("dialog_zip_unreadable", path=zip_path, reason=_short(error)) from error
-        raise ProjectError("dialog_zip_not_zip", path=zip_path, looks_like=looks_like(head)) from error
-    except OSError as error:
-        raise ProjectError("dialog_zip_unreadable", path=zip_path, reason=_short(error)) from error
-
-
-def _short(error: BaseException) -> str:
-    """Only the kind of a failure: its words may hold a member's name."""
-    return type(error).__name__
 
 
 def looks_like(head: bytes) -> str:
@@ -143,92 +141,117 @@ def looks_like(head: bytes) -> str:
     return "binary" if re.search(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]", head) else "text"
 
 
-def _checked_members(archive: zipfile.ZipFile, zip_path: str, limits: Limits) -> List[zipfile.ZipInfo]:
-    members = [member for member in archive.infolist() if not _is_folder(member)]
-    if len(members) > limits.members:
-        raise ProjectError(
-            "archive_refused", path=zip_path, reason="%d members, at most %d" % (len(members), limits.members)
-        )
-    total = sum(member.file_size for member in members)
-    if total > limits.total_bytes:
-        raise ProjectError(
-            "archive_refused", path=zip_path, reason="%d bytes unpacked, at most %d" % (total, limits.total_bytes)
-        )
-    return members
+class _Extraction:
+    """Writes the members of a ZIP, and of the ZIPs in it, below one folder; the limits are shared by all of them."""
 
+    def __init__(self, folder: str, limits: Limits) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._kept: List[str] = []
+        self._refused: List[Refused] = []
+        self._taken: Dict[str, int] = {}
+        self._folders: Set[str] = set()
+        self._members = 0
+        self._bytes = 0
+        self.declared_bytes = 0
 
-def _is_folder(member: zipfile.ZipInfo) -> bool:
-    return member.orig_filename.endswith("/")
+    def account(self) -> ArchiveAccount:
+        """Return what became of each member so far."""
+        return ArchiveAccount(tuple(self._kept), tuple(self._refused), self._bytes, self._limits)
 
+    def add_zip(self, zip_path: str, prefix: str = "", depth: int = 0) -> Optional[str]:
+        """Extract one ZIP below `prefix`; return why nothing of it was taken, None when its members were."""
+        with open_zip(zip_path) as archive:
+            members = read_members(archive, max_ratio=self._limits.ratio, reserved=ACCOUNT_NAME)
+            excess = self._excess(members, os.path.getsize(zip_path))
+            if excess is not None:
+                return excess
+            self._make_folder(self._folder)
+            for member in members:
+                reason = member.reason or self._add(archive, member, prefix, depth)
+                if reason is not None:
+                    self._refused.append(Refused(prefix + member.name, reason))
+        return None
 
-def _extract_members(
-    archive: zipfile.ZipFile, members: List[zipfile.ZipInfo], folder: str, limits: Limits
-) -> ArchiveAccount:
-    kept: List[str] = []
-    refused: List[Refused] = []
-    taken: Dict[str, int] = {}
-    total = 0
-    encoding = _name_encoding(members)
-    for member in members:
-        name = _decoded_name(member, encoding)
-        parts = _parts(name)
-        reason = _refusal(member, name, parts, limits)
+    def _excess(self, members: List[Member], zip_bytes: int) -> Optional[str]:
+        """Return which limit the members go over, None if they don't; what is refused anyway weighs nothing."""
+        limits = self._limits
+        count = self._members + len(members)
+        own_bytes = sum(member.info.file_size for member in members if member.reason is None)
+        total = self.declared_bytes + own_bytes
+        if count > limits.members:
+            return "reason.limit_members: %d > %d" % (count, limits.members)
+        if total > limits.total_bytes:
+            return "reason.limit_bytes: %d > %d" % (total, limits.total_bytes)
+        if own_bytes > max(RATIO_FROM_BYTES, limits.ratio * zip_bytes):  # members that share their bytes
+            return "reason.limit_ratio: %d > %d" % (own_bytes // max(1, zip_bytes), limits.ratio)
+        self._members, self.declared_bytes = count, total
+        return None
+
+    def _add(self, archive: zipfile.ZipFile, member: Member, prefix: str, depth: int) -> Optional[str]:
+        if member.is_zip:
+            return self._add_nested(archive, member, prefix, depth)
+        path = _free_name(prefix + "/".join(member.parts), self._taken)
+        reason = self._write(archive, member, os.path.join(self._folder, *path.split("/")))
         if reason is None:
-            path = _free_name("/".join(parts), taken)
-            reason = _extract_member(archive, member, os.path.join(folder, *path.split("/")))
-        if reason is None:
-            kept.append(path)
-            total += member.file_size
-        else:
-            refused.append(Refused(name, reason))
-    return ArchiveAccount(tuple(kept), tuple(refused), total)
+            self._kept.append(path)
+            self._bytes += member.info.file_size
+        return reason
 
-
-def _name_encoding(members: List[zipfile.ZipInfo]) -> str:
-    """Return the encoding of the names without the UTF-8 flag: one for the whole archive."""
-    raw = [_raw_name(member) for member in members if not member.flag_bits & _UTF8_FLAG]
-    for encoding in ("utf-8", "gb18030"):
+    def _add_nested(self, archive: zipfile.ZipFile, member: Member, prefix: str, depth: int) -> Optional[str]:
+        if depth >= self._limits.depth:
+            return "nested_too_deep"
+        nested = os.path.join(self._folder, "%s.%d" % (ACCOUNT_NAME, depth + 1))
+        reason = self._write(archive, member, nested)
+        if reason is not None:
+            return reason
         try:
-            for name in raw:
-                name.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        return encoding
-    return "cp437"
+            excess = self.add_zip(nested, prefix + "/".join(member.parts) + "/", depth + 1)
+        except _DAMAGED:
+            return "damaged"
+        finally:
+            os.unlink(nested)
+        return None if excess is None else "beyond_limits"
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._folders:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self._folders.add(folder)
+
+    def _write(self, archive: zipfile.ZipFile, member: Member, path: str) -> Optional[str]:
+        """Write one member; return why it could not be read or written, None when it is whole."""
+        try:
+            self._make_folder(os.path.dirname(path))
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except (FileExistsError, NotADirectoryError):
+            return "name_conflict"  # a file stands where this member's folder belongs
+        except (UnicodeEncodeError, OSError) as error:
+            if getattr(error, "errno", None) in _FULL:
+                raise
+            return "unwritable_name"
+        try:
+            with _closing(descriptor), archive.open(member.info) as source:
+                while data := source.read(_CHUNK_BYTES):
+                    _write_all(descriptor, data)
+        except (*_DAMAGED, OSError) as error:
+            os.unlink(path)
+            if getattr(error, "errno", None) in _FULL:
+                raise
+            return "damaged"
+        return None
 
 
-def _raw_name(member: zipfile.ZipInfo) -> bytes:
-    return member.orig_filename.encode("cp437")  # `zipfile` read them as cp437, which maps every byte
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _decoded_name(member: zipfile.ZipInfo, encoding: str) -> str:
-    """Return the name with `/` between its parts; decoded first, since 0x5C may be half of a character in GBK."""
-    name = member.orig_filename if member.flag_bits & _UTF8_FLAG else _raw_name(member).decode(encoding)
-    return name.replace("\\", "/")
-
-
-def _parts(name: str) -> List[str]:
-    return [part for part in name.split("/") if part not in ("", ".")]
-
-
-def _refusal(member: zipfile.ZipInfo, name: str, parts: List[str], limits: Limits) -> Optional[str]:
-    """Return why a member is left out, None if it is not."""
-    kind = stat.S_IFMT(member.external_attr >> 16)
-    checks = (
-        ("absolute_path", name.startswith("/") or re.match(r"[A-Za-z]:", name) is not None),
-        ("leaves_folder", ".." in parts),
-        ("bad_name", not parts or re.search(r"[\x00-\x1f\x7f]", name) is not None),
-        ("name_too_long", any(len(part.encode("utf-8", "replace")) > _MAX_NAME_BYTES - 16 for part in parts)),
-        ("system_file", "__MACOSX" in parts or (bool(parts) and parts[-1] == ".DS_Store")),
-        ("reserved_name", parts == [ACCOUNT_NAME]),
-        ("link", kind == stat.S_IFLNK),
-        ("no_plain_file", kind not in (0, stat.S_IFREG, stat.S_IFLNK)),
-        ("encrypted", bool(member.flag_bits & _ENCRYPTED_FLAG)),
-        ("nested_zip", name.lower().endswith(".zip")),
-        ("compression_unknown", member.compress_type not in _COMPRESSIONS),
-        ("bomb", member.file_size > max(_RATIO_FROM_BYTES, limits.ratio * member.compress_size)),
-    )
-    return next((reason for reason, holds in checks if holds), None)
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _free_name(path: str, taken: Dict[str, int]) -> str:
@@ -242,33 +265,12 @@ def _free_name(path: str, taken: Dict[str, int]) -> str:
     return free
 
 
-def _extract_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> Optional[str]:
-    """Write one member; return why it could not be read or written, None when it is whole."""
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except (FileExistsError, NotADirectoryError):
-        return "name_conflict"  # a file stands where this member's folder belongs
-    except (UnicodeEncodeError, OSError) as error:
-        if getattr(error, "errno", None) in _FULL:
-            raise
-        return "unwritable_name"
-    try:
-        with os.fdopen(descriptor, "wb") as file, archive.open(member) as source:
-            shutil.copyfileobj(source, file, 1024 * 1024)
-    except (*_DAMAGED, OSError) as error:
-        os.unlink(path)
-        if getattr(error, "errno", None) in _FULL:
-            raise
-        return "damaged"
-    return None
-
-
 def _save_account(account: ArchiveAccount, folder: str) -> None:
     packed = {
         "kept": list(account.kept),
         "refused": [{"name": one.name, "reason": one.reason} for one in account.refused],
         "bytes": account.bytes,
+        "limits": asdict(account.limits) if account.limits else None,
     }
     descriptor = os.open(os.path.join(folder, ACCOUNT_NAME), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

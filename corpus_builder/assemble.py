@@ -1,38 +1,23 @@
-"""Readings -> samples ready to be trained, and the accounts of files and classes.
+"""Prepared files -> the samples as they are trained, and the accounts of files and classes.
 
-Splits, puts the plan's system prompt in front of its share, keeps ids unique, looks for the suite's questions.
-Pure but for what the assembler remembers of the files it was given.
+Puts the plan's system prompt in front of its share, gives each sample its side of the split and an id of its own.
+Side effects: reads the entries.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import floor
 
-from corpus_builder.checks import Seen, SuiteQuestions, count_controls, missing_text, trained_key
-from corpus_builder.errors import ProjectError
-from corpus_builder.frame import Frame
-from corpus_builder.manifest import ClassAccount, FileAccount
+from corpus_builder.checks import Seen, trained_key
+from corpus_builder.entries import Piece, read_pieces
+from corpus_builder.manifest import HISTOGRAM_BUCKETS, ClassAccount, FileAccount
 from corpus_builder.plan import Plan
-from corpus_builder.reading import Reading
+from corpus_builder.process import Prepared
 from corpus_builder.sample import Message, Sample
-from corpus_builder.split import LeftOut, Split, Splitter, has_own_system
-from corpus_builder.suite import Suite
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One file as it was found: its name, class and size, and how it was decoded."""
-
-    name: str
-    sample_class: str
-    bytes: int
-    encoding: str
-    is_guessed: bool = False
-    broken_bytes: int = 0
+from corpus_builder.split import has_own_system
 
 
 def gets_system_prompt(index: int, share: Fraction) -> bool:
@@ -45,7 +30,9 @@ class _ClassTotals:
 
     def __init__(self) -> None:
         self.samples = self.characters = self.tokens = self.trained_tokens = self.lost_tokens = 0
+        self.validation_samples = 0
         self.unique: set[str] = set()
+        self.buckets = [0] * HISTOGRAM_BUCKETS
 
     def account(self) -> ClassAccount:
         return ClassAccount(
@@ -55,49 +42,57 @@ class _ClassTotals:
             tokens=self.tokens,
             trained_tokens=self.trained_tokens,
             lost_tokens=self.lost_tokens,
+            validation_samples=self.validation_samples,
+            token_histogram=tuple(self.buckets),
         )
 
 
 class Assembler:
-    """Takes the readings of all files in order and gives the corpus.
+    """Takes all prepared files in order and gives the corpus.
 
     Attributes:
         files: One account per file, in the order they came.
-        questions_found: Numbers of the suite's questions that the corpus asks.
     """
 
-    def __init__(self, plan: Plan, frame: Frame, *, max_seq_len: int, suite: Suite | None) -> None:
+    def __init__(self, plan: Plan, *, max_seq_len: int, system_tokens: int) -> None:
+        """`system_tokens`: what the plan's system prompt costs in front of a sample."""
         self.files: list[FileAccount] = []
-        self.questions_found: set[int] = set()
         self._system = Message("system", plan.system_prompt) if plan.system_prompt else None
+        self._system_tokens = system_tokens
         self._share = Fraction(str(plan.system_prompt_share))
-        self._controls = sorted(frame.controls)
-        self._splitter = Splitter(frame, max_seq_len=max_seq_len, system_prompt=plan.system_prompt)
-        self._counts = self._splitter.counts
+        self._max_seq_len = max_seq_len
         self._seen = Seen()
-        self._questions = SuiteQuestions(suite)
         self._without_own_system = 0
         self._totals: dict[str, _ClassTotals] = {}
 
-    def add(self, file: InputFile, reading: Reading) -> list[Sample]:
-        """Return the samples of one file and enter it into the accounts."""
-        drops, notes = Counter(reading.drops), Counter(reading.notes)
-        samples: list[Sample] = []
-        refused = 0
-        for draft in reading.samples:
-            try:
-                split = self._splitter.split(draft)
-            except ProjectError:
-                if not has_own_system(draft.messages):
-                    raise
-                refused += 1  # its own system prompt fills the window: this line's fault, not the plan's
-                continue
-            notes += self._noticed(draft, split)
-            drops.update(one.reason for one in split.left_out)
-            samples += [self._finished(sample) for sample in split.samples]
-        drops["window_too_small"] += refused
-        self._add_account(file, reading, kept=reading.units_kept - refused, drops=drops, notes=notes, samples=samples)
-        return samples
+    def add(self, prepared: Prepared, *, copies: int, sides: Iterator[int]) -> Iterator[Sample]:
+        """Yield the samples of one file and enter it into the accounts.
+
+        Args:
+            copies: Its conversations that another unit has had before.
+            sides: The side of each unit, in order: 1 is held out.
+        """
+        summary = prepared.summary
+        self.expect(summary.file.sample_class)
+        self._totals[summary.file.sample_class].lost_tokens += summary.lost_tokens
+        for pieces in read_pieces(prepared.entry) if prepared.entry is not None else ():
+            split = "validation" if next(sides) else "train"
+            for piece in pieces:
+                yield self._finished(piece, split)
+        notes = {**summary.notes, "copies": copies} if copies else summary.notes
+        self.files.append(
+            FileAccount(
+                path=summary.file.name,
+                sample_class=summary.file.sample_class,
+                bytes=summary.file.bytes,
+                encoding=summary.file.encoding,
+                units_read=summary.units_read,
+                units_kept=summary.units_kept,
+                samples=summary.samples,
+                drops=summary.drops,
+                notes=dict(sorted(notes.items())),
+            )
+        )
 
     def classes(self) -> dict[str, ClassAccount]:
         """Return the account of every class that had a file."""
@@ -107,69 +102,26 @@ class Assembler:
         """Make sure that the class has an account, even if no file of it turns up."""
         self._totals.setdefault(sample_class, _ClassTotals())
 
-    def _noticed(self, draft: Sample, split: Split) -> Counter[str]:
-        """Check one draft against its samples and return what is worth a note."""
-        self.questions_found |= self._questions.found_in(draft.messages)
-        lost = missing_text(draft, split)
-        self.expect(draft.sample_class)
-        self._totals[draft.sample_class].lost_tokens += self._counts.fresh(lost) if lost else 0
-        notes = Counter(
-            copies=int(self._seen.is_copy(draft)),
-            template_tokens=count_controls(draft.messages, self._controls),
-            split_units=int(len(split.samples) > 1),
-            left_out_characters=_characters(split.left_out),
-        )
-        return +notes
-
-    def _finished(self, sample: Sample) -> Sample:
-        """Return the sample with its system prompt and a unique id, counted in its class."""
+    def _finished(self, piece: Piece, split: str) -> Sample:
+        """Return the sample with its system prompt, side and a unique id, counted in its class."""
+        sample, tokens = piece.sample, piece.tokens
         unique = trained_key(sample)
-        if not has_own_system(sample.messages):
-            sample = self._with_system(sample)
-        sample = self._seen.with_unique_id(sample)
+        if not has_own_system(sample.messages) and self._takes_system_prompt():
+            assert self._system is not None
+            sample = replace(sample, messages=(self._system, *sample.messages))
+            tokens += self._system_tokens
+        sample = self._seen.with_unique_id(replace(sample, split=split))
         totals = self._totals[sample.sample_class]
         totals.samples += 1
+        totals.validation_samples += split == "validation"
         totals.unique.add(unique)
         totals.characters += sum(len(message.content) for message in sample.messages)
-        totals.tokens += self._counts.messages(sample.messages)
-        totals.trained_tokens += self._counts.trained(sample.messages)
+        totals.tokens += tokens
+        totals.trained_tokens += piece.trained_tokens
+        totals.buckets[min((tokens - 1) * HISTOGRAM_BUCKETS // self._max_seq_len, HISTOGRAM_BUCKETS - 1)] += 1
         return sample
 
-    def _with_system(self, sample: Sample) -> Sample:
+    def _takes_system_prompt(self) -> bool:
         index = self._without_own_system
         self._without_own_system += 1
-        if self._system is None or not gets_system_prompt(index, self._share):
-            return sample
-        return replace(sample, messages=(self._system, *sample.messages))
-
-    def _add_account(
-        self,
-        file: InputFile,
-        reading: Reading,
-        *,
-        kept: int,
-        drops: Counter[str],
-        notes: Counter[str],
-        samples: list[Sample],
-    ) -> None:
-        self.expect(file.sample_class)
-        drops = +drops
-        notes = +(notes + Counter(guessed_encoding=int(file.is_guessed), broken_bytes=file.broken_bytes))
-        beyond = drops.total() - sum(reading.drops.values()) - (reading.units_kept - kept)
-        self.files.append(
-            FileAccount(
-                path=file.name,
-                sample_class=file.sample_class,
-                bytes=file.bytes,
-                encoding=file.encoding,
-                units_read=reading.units_read + beyond,  # a turn that is kept in part counts as two
-                units_kept=kept,
-                samples=len(samples),
-                drops=dict(sorted(drops.items())),
-                notes=dict(sorted(notes.items())),
-            )
-        )
-
-
-def _characters(left_out: Iterator[LeftOut] | tuple[LeftOut, ...]) -> int:
-    return sum(len(one.text) for one in left_out)
+        return self._system is not None and gets_system_prompt(index, self._share)

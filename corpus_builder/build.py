@@ -1,8 +1,8 @@
-"""The recipe page: sources -> samples, report and manifest. Run as `python -m corpus_builder.build REQUEST.json`.
+"""The recipe page: sources -> samples, reports and manifest. Run as `python -m corpus_builder.build REQUEST.json`.
 
-Side effects: reads the sources, writes the three files (samples by rename, the manifest last), logs to stdout; a
-failure is one line on stderr (`errors.format_error_line`). A corpus without a manifest is none: an earlier manifest
-goes before the first sample is written.
+Side effects: reads the sources, writes the four files (samples by rename, the manifest last) and the cache beside
+them, logs to stdout; a failure is one line on stderr (`errors.format_error_line`). A corpus without a manifest is
+none: an earlier manifest goes before the first sample is written. Where nothing changed nothing is written.
 """
 
 from __future__ import annotations
@@ -10,40 +10,91 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from corpus_builder.assemble import Assembler
-from corpus_builder.collect import Collector
-from corpus_builder.errors import ProjectError, format_error_line
-from corpus_builder.frame import load_frame
+from corpus_builder.cache import Cache, builder_digest, cache_dir, digest_of
+from corpus_builder.collect import Collector, class_of, log
+from corpus_builder.duplicates import Duplicates, find_duplicates, held_out
+from corpus_builder.errors import Named, ProjectError, Value, format_error_line
+from corpus_builder.findings import contradiction_findings, duplicate_findings, receipt_findings
+from corpus_builder.frame import Frame, load_frame
+from corpus_builder.full_report import Showcase, format_full_report
 from corpus_builder.gates import judge_gates
-from corpus_builder.log_lines import log_line
+from corpus_builder.groups import Groups
+from corpus_builder.ledger import Ledger
 from corpus_builder.manifest import Manifest, check_gates, save_manifest
+from corpus_builder.prepare import Preparer, is_compared
+from corpus_builder.private_file import save_private
+from corpus_builder.process import Prepared, Processor
 from corpus_builder.report import format_report
 from corpus_builder.request import Request, load_request
+from corpus_builder.sample import Message
 from corpus_builder.samples_file import SamplesFile
 from corpus_builder.suite import Suite
+from corpus_builder.unchanged import find_built, look_at, save_built
+
+#: Keys of a plan that no single file depends on; each source is in the keys of its own files.
+_ELSEWHERE: dict[str, Any] = {
+    **dict.fromkeys(("name", "repo_root", "dialog_dir", "archive", "sources", "gates"), True),
+    **dict.fromkeys(("system_prompt_share", "validation_share"), True),
+    "checks": {"duplicates", "near_duplicate_similarity"},
+}
 
 
 def build(request: Request) -> Manifest:
-    """Build the corpus and return its manifest; samples, report and manifest are written, whatever the gates say."""
+    """Build the corpus and return its manifest; samples, reports and manifest are written, whatever the gates say."""
     plan = request.plan
+    look = look_at(request)
     request.manifest.unlink(missing_ok=True)
     frame = load_frame(request.base_model_dir)
-    assembler = Assembler(plan, frame, max_seq_len=request.max_seq_len, suite=request.suite)
+    collector = Collector(request)
+    tasks = collector.tasks()
+    log("corpus", "{count} file(s) to read", count=len(tasks))
+
+    cache = Cache(cache_dir(request.samples), _settings(request, frame))
+    processor = Processor(Preparer(plan, frame, max_seq_len=request.max_seq_len, suite=request.suite), cache)
+    ledger = Ledger()
+    files: list[Prepared] = []
+    copies: list[int] = []
+    for task in tasks:
+        prepared = processor.process(task)
+        copies.append(ledger.enter(prepared.summary))
+        files.append(Prepared(replace(prepared.summary, marks=()), prepared.entry))
+        _log_file(task.tag, files[-1], copies[-1])
+    log("corpus", "read {made} file(s), {kept} unchanged", made=len(cache.made), kept=len(tasks) - len(cache.made))
+    _check_suite(request.suite, files)
+
+    duplicates = _duplicates(request, ledger, files)
+    prompts = ledger.contradictions()
+    findings = [
+        *receipt_findings((file.summary for file in files), plan.checks.policies),
+        *(duplicate_findings(ledger, duplicates) if plan.checks.duplicates else ()),
+        *contradiction_findings(ledger, prompts),
+    ]
+
+    system_tokens = frame.cost([Message("system", plan.system_prompt)]) if plan.system_prompt else 0
+    assembler = Assembler(plan, max_seq_len=request.max_seq_len, system_tokens=system_tokens)
+    for source in plan.sources:
+        assembler.expect(class_of(source))
+    sides = iter(held_out(ledger, duplicates.groups, plan.validation_share))
+    showcase = Showcase(_samples_by_class(files))
     with SamplesFile(request.samples) as samples:
-        collector = Collector(request, assembler, samples)
-        collector.add_sources()
-        _check_suite(request.suite, assembler.questions_found)
+        for file, copied in zip(files, copies, strict=True):
+            samples.write(showcase.passing(assembler.add(file, copies=copied, sides=sides)))
+
     classes = assembler.classes()
     gates = judge_gates(
         plan,
         soul=collector.soul,
         samples={name: account.samples for name, account in classes.items()},
-        rounds=collector.rounds,
+        rounds={file.summary.file.name: file.summary.rounds for file in files if _is_dialog(file)},
+        dialogs=sum(file.summary.notes.get("dialogs", 1) for file in files if _is_dialog(file)),
     )
     manifest = Manifest(
         plan_name=plan.name,
@@ -55,49 +106,98 @@ def build(request: Request) -> Manifest:
         classes=classes,
         gates=gates,
         samples_sha256=samples.sha256,
+        findings=tuple(findings),
+        contradictory_prompts=len(prompts),
     )
-    save_report(format_report(manifest, request.lang), request.report)
+    save_private(format_report(manifest, request.lang), request.report)
+    save_private(format_full_report(manifest, request.lang, showcase.shown, frame), request.full_report)
     save_manifest(manifest, request.manifest)
+    cache.save()
+    save_built(request, look, manifest)
     _log_totals(manifest)
     return manifest
 
 
-def _check_suite(suite: Suite | None, found: set[int]) -> None:
+def _settings(request: Request, frame: Frame) -> str:
+    """Return the digest of all that matters to each file."""
+    suite = request.suite.model_dump(mode="json") if request.suite is not None else None
+    plan = request.plan.model_dump(mode="json", exclude=_ELSEWHERE)
+    return digest_of([builder_digest(), frame.digest, request.max_seq_len, plan, suite, is_compared(request.plan)])
+
+
+def _samples_by_class(files: Sequence[Prepared]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for file in files:
+        counts[file.summary.file.sample_class] += file.summary.samples
+    return counts
+
+
+def _is_dialog(file: Prepared) -> bool:
+    return file.summary.file.sample_class == "relation" and file.summary.samples > 0
+
+
+def _duplicates(request: Request, ledger: Ledger, files: Sequence[Prepared]) -> Duplicates:
+    """Return what says the same; it is looked for where it is to be reported, or decides about the split."""
+    if not request.plan.checks.duplicates and not request.plan.validation_share:
+        return Duplicates(Groups(0))
+    return find_duplicates(
+        ledger,
+        [file.entry for file in files],
+        similarity=request.plan.checks.near_duplicate_similarity,
+        sketches_path=cache_dir(request.samples) / "sketches.bin",
+    )
+
+
+def _check_suite(suite: Suite | None, files: Sequence[Prepared]) -> None:
     """Raise `suite_not_unseen` if the corpus asks a question of the suite."""
+    found = {number for file in files for number in file.summary.suite_questions}
     if suite is not None and found:
         numbers = ", ".join(str(number) for number in sorted(found))
-        print(log_line("corpus", "questions of the suite in the corpus: {numbers}", numbers=numbers), flush=True)
+        log("corpus", "questions of the suite in the corpus: {numbers}", numbers=numbers)
         raise ProjectError("suite_not_unseen", suite=suite.name, count=len(found))
 
 
-def save_report(page: str, path: Path) -> None:
-    """Write the report by rename; only its owner can read it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(page)
-    os.replace(partial, path)
+def _log_file(tag: str, file: Prepared, copies: int) -> None:
+    summary = file.summary
+    values: dict[str, Value] = {
+        "path": Named(summary.file.name), "read": summary.units_read, "samples": summary.samples,
+        "encoding": summary.file.encoding,
+    }  # fmt: skip
+    noticed = {**summary.drops, **summary.notes, **({"copies": copies} if copies else {})}
+    counted = "".join(f", {name} {count}" for name, count in noticed.items())
+    log(tag, "{path}: {read} unit(s) -> {samples} sample(s), {encoding}" + counted, **values)
+    if summary.file.is_guessed:
+        sentence = "warning: the encoding of {path} is a guess: {encoding}"
+        log(tag, sentence, path=values["path"], encoding=values["encoding"])
+    for speaker in summary.unknown_speakers:
+        log(tag, "no speaker of the plan: {speaker}", speaker=Named(speaker))
 
 
 def _log_totals(manifest: Manifest) -> None:
     for name, account in manifest.classes.items():
-        print(
-            log_line(
-                "corpus",
-                "{name}: {samples} sample(s), {unique} unique, {tokens} tokens, {trained} trained, {lost} lost",
-                name=name, samples=account.samples, unique=account.unique, tokens=account.tokens,
-                trained=account.trained_tokens, lost=account.lost_tokens,
-            ),
-            flush=True,
+        log(
+            "corpus",
+            "{name}: {samples} sample(s), {unique} unique, {tokens} tokens, {trained} trained, {lost} lost",
+            name=name, samples=account.samples, unique=account.unique, tokens=account.tokens,
+            trained=account.trained_tokens, lost=account.lost_tokens,
         )  # fmt: skip
+    for kind, count in manifest.found().items():
+        log("corpus", "found {kind}: {count}", kind=kind, count=count)
     for gate in manifest.gates:
-        print(
-            log_line(
-                "corpus", "gate {name}: {verdict}, {found} found, {wanted} wanted",
-                name=gate.name, verdict=gate.verdict, found=f"{gate.found:g}", wanted=f"{gate.wanted:g}",
-            ),
-            flush=True,
+        log(
+            "corpus", "gate {name}: {verdict}, {found} found, {wanted} wanted",
+            name=gate.name, verdict=gate.verdict, found=f"{gate.found:g}", wanted=f"{gate.wanted:g}",
         )  # fmt: skip
+
+
+def find_unchanged(request: Request) -> Manifest | None:
+    """Return the head of the manifest that is there if a build would only make it again; the log says so."""
+    look = look_at(request)
+    head = find_built(request, look)
+    if head is not None:
+        log("corpus", "nothing to do: {count} file(s) are as they were", count=look.files)
+        _log_totals(head)
+    return head
 
 
 def check_fit(manifest: Manifest, samples: Path) -> None:
@@ -113,7 +213,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # whatever the box's locale is
     try:
         request = load_request(Path(argv[0]))
-        check_fit(build(request), request.samples)
+        check_fit(find_unchanged(request) or build(request), request.samples)
     except ProjectError as error:
         print(format_error_line(error), file=sys.stderr, flush=True)
         return error.exit_code

@@ -1,11 +1,12 @@
 """What is looked for in the samples: copies, the suite's questions, control tokens as text, text that went missing.
 
-Pure; `Seen` remembers hashes of what it was shown.
+Pure; `Seen` remembers the ids that it was shown.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,28 +16,26 @@ from corpus_builder.sample import Message, Sample
 from corpus_builder.split import Split, has_own_system
 from corpus_builder.suite import Suite
 
+_SILENT = re.compile(r"[\W_]+")
 _SENTENCE_ENDS = str.maketrans(dict.fromkeys("。！？!?\n", "\n"))
 
 
 class Seen:
-    """The samples so far: tells a copy from a new sample, and keeps ids unique."""
+    """The samples so far: keeps ids unique."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
-        self._contents: dict[str, str] = {}  # digest of a conversation -> the unit that had it first
-
-    def is_copy(self, draft: Sample) -> bool:
-        """Whether another unit gave the same conversation already; a unit's declared replicas are no copies."""
-        key = _digest(f"{message.role}\0{message.content}" for message in draft.messages)
-        place = f"{draft.source}\0{draft.origin}"
-        first = self._contents.setdefault(key, place)
-        return first != place
+        self._next_replica: dict[str, int] = {}  # by the id that was taken: ten thousand copies are no million tries
 
     def with_unique_id(self, sample: Sample) -> Sample:
         """Return `sample`, its replica counted up where its id is taken: only exact copies share one."""
-        while sample.id in self._ids:
-            sample = replace(sample, replica=sample.replica + 1)
-        self._ids.add(sample.id)
+        first = number = sample.id
+        while number in self._ids:
+            sample = replace(sample, replica=max(sample.replica + 1, self._next_replica.get(first, 0)))
+            number = sample.id
+        self._ids.add(number)
+        if number != first:
+            self._next_replica[first] = sample.replica + 1
         return sample
 
 
@@ -54,8 +53,9 @@ def trained_key(sample: Sample) -> str:
 
 def normalised(text: str) -> str:
     """Return the letters and digits of `text`, without case, width, spaces and punctuation."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(character for character in folded if character.isalnum())
+    loud = _SILENT.sub("", text)  # first: what is left is as a rule in its normal form
+    folded = unicodedata.normalize("NFKC", loud).casefold()
+    return folded if folded == loud else _SILENT.sub("", folded)
 
 
 class SuiteQuestions:
@@ -81,7 +81,10 @@ def _sentences(message: Message) -> Iterator[str]:
 
 def count_controls(messages: Sequence[Message], controls: Iterable[str]) -> int:
     """Return how often the template's control tokens stand in the texts, where they are text and nothing else."""
-    return sum(message.content.count(control) for message in messages for control in controls)
+    known = tuple(controls)
+    firsts = {control[0] for control in known}
+    texts = (message.content for message in messages)
+    return sum(text.count(control) for text in texts if any(one in text for one in firsts) for control in known)
 
 
 def missing_text(draft: Sample, split: Split) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -123,12 +123,28 @@ def _problem(model: type[BaseModel], detail: Any) -> str:
     path = ".".join(str(part) for part in detail["loc"])
     if detail["type"] != "extra_forbidden":
         return f"{path}: {detail['msg']} (got {detail['input']!r})"
-    owner: Any = model
-    for part in detail["loc"][:-1]:
-        fields = getattr(owner, "model_fields", {})
-        annotation = fields[part].annotation if part in fields else None
-        options = [a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields")]
-        owner = options[0] if options else None
-    known = getattr(owner, "model_fields", None)
+    known = _known_keys(model, detail["loc"][:-1])
     hint = f"; nearest known: {near_miss(str(detail['loc'][-1]), known)}" if known else ""
     return f"{path}: unknown key{hint}"
+
+
+def _known_keys(model: type[BaseModel], place: Sequence[str | int]) -> list[str]:
+    """Return the keys that may stand at a place: numbers count items, and a word may be the kind of one."""
+    options = [model]
+    for part in place:
+        if isinstance(part, int):
+            continue
+        of_kind = [one for one in options if "kind" in one.model_fields and part in _choices(one)]
+        fields = [one.model_fields[part] for one in options if part in one.model_fields]
+        options = of_kind or [inner for field in fields for inner in _models_in(field.annotation)]
+    return list(options[0].model_fields) if options else []
+
+
+def _choices(model: type[BaseModel]) -> tuple[Any, ...]:
+    return get_args(model.model_fields["kind"].annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]

@@ -1,139 +1,152 @@
 """A text -> pieces that fit, cut at the best borders; joined, the pieces are the text. Pure.
 
 Borders, best first: headings, paragraphs, lines (outside of code fences), lines, sentences, words, characters.
-Tokens do not add up over a cut, so every piece is measured as it is.
+The text is encoded once: where its tokens end tells what a part of it costs, nearly. Tokens do not add up over a
+cut, so every piece is measured as it is in the end, and the text is cut shorter where one turns out too long.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 from corpus_builder.errors import ProjectError
-from corpus_builder.markdown import Fences, heading_starts, is_inside
+from corpus_builder.markdown import Fences, heading_starts, outside
 
-Measure = Callable[[str], int]
-
-_PARAGRAPH = re.compile(r"\n[ \t]*\n+(?=[^\n])")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n(?=[^\n])")
 _LINE = re.compile(r"\n(?=[\s\S])")
 _SENTENCE = re.compile(r"[。！？!?；…]+[”’」』）)\"']*|\.[\"')]*(?=\s)\s|;\s")
 _WORD = re.compile(r"\s+|[，,、：:]")
 
+Span = tuple[int, int]
 
-def cut_text(text: str, limit: int, measure: Measure) -> list[str]:
-    """Return pieces of at most `limit` tokens by `measure`.
+
+class Costs(Protocol):
+    """What texts cost."""
+
+    def texts(self, texts: Sequence[str], /) -> list[int]:
+        """Return the tokens of each text."""
+
+    def ends(self, text: str, /) -> Sequence[int]:
+        """Return where each token of `text` ends, ascending."""
+
+
+def cut_text(text: str, limit: int, costs: Costs) -> list[str]:
+    """Return pieces of at most `limit` tokens.
 
     Raises:
         ProjectError: `window_too_small`, when a single character does not fit.
     """
-    return _cut(text, limit, measure, 0)
-
-
-def _paragraph_starts(text: str) -> list[int]:
-    return _outside_of_fences(text, [found.end() for found in _PARAGRAPH.finditer(text)])
-
-
-def _line_starts(text: str) -> list[int]:
-    return [found.end() for found in _LINE.finditer(text)]
-
-
-def _whole_line_starts(text: str) -> list[int]:
-    return _outside_of_fences(text, _line_starts(text))
-
-
-def _outside_of_fences(text: str, starts: list[int]) -> list[int]:
-    spans = Fences(text).spans()
-    return [start for start in starts if not is_inside(start, spans)]
-
-
-_BORDERS: tuple[Callable[[str], list[int]], ...] = (
-    heading_starts,
-    _paragraph_starts,
-    _whole_line_starts,
-    _line_starts,
-)
-
-
-def _cut(text: str, limit: int, measure: Measure, level: int) -> list[str]:
-    """Cut at the borders of `level`, and deeper where a part between two borders does not fit."""
-    if measure(text) <= limit:
+    if not text:
         return [text]
-    if level == len(_BORDERS):
-        return _cut_line(text, limit, measure)
-    starts = [start for start in _BORDERS[level](text) if 0 < start < len(text)]
-    atoms = [text[start:end] for start, end in zip([0, *starts], [*starts, len(text)], strict=True)]
-    if len(atoms) == 1:
-        return _cut(text, limit, measure, level + 1)
-    pieces: list[str] = []
-    for piece in _pack(atoms, limit, measure, level):
-        # A joined piece may be dearer than its parts: seldom, and then it is cut again.
-        pieces += [piece] if measure(piece) <= limit else _cut(piece, limit, measure, level + 1)
-    return pieces
+    borders, room = _Borders(text), limit
+    while room > 0:
+        pieces = [text[start:end] for start, end in _Cut(borders, costs.ends(text), room).whole()]
+        excess = max(costs.texts(pieces)) - limit
+        if excess <= 0:
+            return pieces
+        room -= excess
+    raise ProjectError("window_too_small", limit=limit)
 
 
-def _pack(atoms: Sequence[str], limit: int, measure: Measure, level: int) -> list[str]:
-    """Join neighbours while their tokens fit together; an atom that does not fit is cut at deeper borders."""
-    pieces = [""]
-    filled = 0
-    for atom in atoms:
-        cost = measure(atom)
-        if filled + cost <= limit:
-            pieces[-1] += atom
-            filled += cost
-            continue
-        parts = [atom] if cost <= limit else _cut(atom, limit, measure, level + 1)
-        pieces += parts
-        filled = measure(parts[-1])
-    return pieces if pieces[0] else pieces[1:]
+class _Borders:
+    """Where a text may be cut, by level: the best borders first."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def levels(self) -> tuple[list[int], ...]:
+        """Offsets at which a piece may begin."""
+        fences = Fences(self.text).spans()
+        paragraphs = [found.end() for found in _PARAGRAPH.finditer(self.text)]
+        lines = [found.end() for found in _LINE.finditer(self.text)]
+        return (
+            heading_starts(self.text),
+            outside(fences, paragraphs, paragraphs),
+            outside(fences, lines, lines),
+            lines,
+        )
+
+    def between(self, level: int, span: Span) -> list[int]:
+        """Return the borders of a level inside `span`, its ends left out."""
+        starts = self.levels[level]
+        return starts[bisect_right(starts, span[0]) : bisect_left(starts, span[1])]
 
 
-def _cut_line(text: str, limit: int, measure: Measure) -> list[str]:
-    pieces = []
-    while text:
-        end = _prefix_end(text, limit, measure)
-        if end == 0:
-            raise ProjectError("window_too_small", limit=limit)
-        if end < len(text):
-            nicer = _nice_end(text, end)
-            end = nicer if measure(text[:nicer]) <= limit else end
-        pieces.append(text[:end])
-        text = text[end:]
-    return pieces
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One way to cut a text: pieces of at most `limit` tokens, as far as the ends of tokens tell."""
+
+    borders: _Borders
+    ends: Sequence[int]
+    limit: int
+
+    def whole(self) -> list[Span]:
+        """Return the pieces of the whole text."""
+        return self._cut((0, len(self.borders.text)), 0)
+
+    def _cost(self, start: int, end: int) -> int:
+        return bisect_right(self.ends, end) - bisect_right(self.ends, start)
+
+    def _cut(self, span: Span, level: int) -> list[Span]:
+        """Cut at the borders of `level`, and deeper where a part between two borders does not fit."""
+        if self._cost(*span) <= self.limit:
+            return [span]
+        if level == len(self.borders.levels):
+            return self._cut_line(span)
+        starts = self.borders.between(level, span)
+        if not starts:
+            return self._cut(span, level + 1)
+        return self._packed([*zip([span[0], *starts], [*starts, span[1]], strict=True)], level)
+
+    def _packed(self, atoms: Sequence[Span], level: int) -> list[Span]:
+        """Join neighbours while they fit together; an atom that does not fit is cut at deeper borders."""
+        pieces: list[Span] = []
+        for atom in atoms:
+            if pieces and self._cost(pieces[-1][0], atom[1]) <= self.limit:
+                pieces[-1] = (pieces[-1][0], atom[1])
+            else:
+                pieces += self._cut(atom, level + 1)
+        return pieces
+
+    def _cut_line(self, span: Span) -> list[Span]:
+        start, last = span
+        pieces = []
+        while self._cost(start, last) > self.limit:
+            first = bisect_right(self.ends, start)
+            end = self.ends[first + self.limit - 1]  # as much as fits
+            while end > start and self._cost(start, end) > self.limit:
+                end -= 1  # several tokens end at one character
+            end = _nice_end(self.borders.text, start, end) if end > start else self.ends[first]
+            pieces.append((start, end))
+            start = end
+        return [*pieces, (start, last)]
 
 
-def _nice_end(text: str, end: int) -> int:
-    """Return the last end of a sentence, else of a word, in the second half of `text[:end]`; else `end`."""
+def _nice_end(text: str, start: int, end: int) -> int:
+    """Return the last end of a sentence, else of a word, in the second half of `text[start:end]`; else `end`."""
     for border in (_SENTENCE, _WORD):
-        ends = [found.end() for found in border.finditer(text, end // 2, end)]
+        ends = [found.end() for found in border.finditer(text, start + (end - start) // 2, end)]
         if ends:
             return ends[-1]
     return end
 
 
-def _prefix_end(text: str, limit: int, measure: Measure) -> int:
-    """Return the length of a prefix that fits and is about as long as can be; 0 if not one character fits."""
-    fits, step = 0, max(1, limit)
-    while fits < len(text) and measure(text[: fits + step]) <= limit:
-        fits = min(len(text), fits + step)
-        step *= 2
-    too_long = min(len(text) + 1, fits + step)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if measure(text[:middle]) <= limit:
-            fits = middle
-        else:
-            too_long = middle
-    return fits
-
-
-def tail_that_fits(text: str, limit: int, measure: Measure) -> str:
+def tail_that_fits(text: str, limit: int, costs: Costs) -> str:
     """Return the end of `text`, from a line's start where one is near, in at most `limit` tokens; may be empty."""
-    first, last = 0, len(text)  # text[last:] fits
-    while last - first > 1:
-        middle = (first + last) // 2
-        if measure(text[middle:]) <= limit:
-            last = middle
-        else:
-            first = middle
-    line = text.find("\n", last, last + (len(text) - last) // 2) + 1
-    return text[line:] if line and measure(text[line:]) <= limit else text[last:]
+    ends = costs.ends(text)
+    room = min(limit, len(ends))
+    while room > 0:
+        start = ends[-room - 1] if room < len(ends) else 0
+        line = text.find("\n", start, start + (len(text) - start) // 2) + 1 if start else 0
+        tail = text[line or start :]
+        excess = costs.texts([tail])[0] - limit
+        if excess <= 0:
+            return tail
+        room -= excess
+    return ""

@@ -1,53 +1,41 @@
 """A Markdown dialog -> turns -> one sample, before it is split. Pure.
 
-Who speaks is decided by the plan's names alone, the longest first, so an id inside a name never decides:
-
-    **冰朔**：早      ## 冰朔      > 铸渊：早      - 冰朔: 早      冰朔 2026-05-03 10:22：早
-    [2026-05-03 10:22] 铸渊(ICE-GL-ZY001)：早      [冰朔]：早      冰朔 (alone on its line)
-
-A speaker's line inside a code fence is text. A name alone on its line is text where lines with a colon or a time
-already give both sides: there it is something that is said.
+A speaker's line (`speaker_lines.py`) inside a code fence is text. A name alone on its line is text where lines with a
+colon or a time already give both sides: there it is something that is said. Rules and headings between two turns
+belong to the page, not to who spoke before them; they are left out and counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter, eq
+from typing import NamedTuple
 
-from corpus_builder.markdown import Fences, Span, is_inside, line_numbers
+from corpus_builder.markdown import line_numbers
 from corpus_builder.plan import DialogSource, Speakers
 from corpus_builder.reading import Reading, dropped
 from corpus_builder.sample import Message, Origin, Sample
+from corpus_builder.speaker_lines import Header, Shape, scan_lines
 
-_DATE = r"\d{4}(?:[-/.]\d{1,2}[-/.]\d{1,2}|年\d{1,2}月\d{1,2}日)"
-#: The lookahead keeps a clock whole: `10:22:33` is never `10:22`, a colon and `33`.
-_CLOCK = r"(?:上午|下午)?\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?!:?\d)(?:[ ]?[AaPp][Mm])?"
-_TIME = rf"[\[(（【]?(?:{_DATE}(?:[ T,，]{{1,3}}{_CLOCK})?|{_CLOCK})[\])）】]?"
-_EMPHASIS = r"\*{1,3}|_{1,3}|`"
-_LEAD = r"^(?P<lead>[ \t\u3000>]*(?:(?:[-*+•]|\d{1,3}[.)])[ \t]+|\#{1,6}[ \t]+)?)"
-_TAIL = rf"(?P<tail>(?:[ \t]*(?:{_TIME}|[(（][^()（）\n]{{1,60}}[)）]|{_EMPHASIS}|[\]】」』>])){{0,5}})"
-#: A colon before `//` belongs to an address.
-_COLON = r"(?:[ \t]*(?P<colon>[:：])(?!//)[ \t]*|[ \t]*$)"
-_UNKNOWN = re.compile(
-    r"^[ \t>]*(?:[-*+][ \t]+|\#{1,6}[ \t]+)?\*{0,3}"
-    r"(?P<name>[^\W\d_][^\n:：*，。,.!?！？;；(（\[/]{0,19})\*{0,3}(?:：|:(?=\s))",
-    re.MULTILINE,
-)
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*$", re.MULTILINE | re.DOTALL)
-_LAST_RULE = re.compile(r"(?<=\n)[ \t]*\n[ \t]{0,3}(?:-{3,}|\*{3,}|_{3,})[ \t]*\Z")
+_QUOTE_MARK = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
+_BLANK_LINES = re.compile(r"(?:[ \t]*\n)+")
+_RULE_OR_HEADING = re.compile(r"[ \t]{0,3}(?:(?P<rule>-{3,}|\*{3,}|_{3,})|#{1,6}(?:[ \t][^\n]*)?)[ \t]*")
+_LAYOUT_BEGINS, _BLANK = tuple("-#*_ \t"), tuple("\n \t")
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side says before the other speaks. `merged`: how many turns in a row it is made of."""
+class Turn(NamedTuple):
+    """What one side says before the other speaks; `merged`: how many turns in a row it is made of.
+
+    `start` and `end` are offsets of its speaker's line and of the end of what is said.
+    """
 
     role: str
     content: str
-    start_line: int
-    end_line: int
+    start: int
+    end: int
     merged: int = 1
 
 
@@ -59,6 +47,7 @@ class Dialog:
     has_text_before: bool = False
     empty_turns: int = 0
     rules_left_out: int = 0  # lines like `---` between two turns
+    headings_left_out: int = 0
     names_as_text: int = 0
     unknown_speakers: tuple[str, ...] = ()
 
@@ -73,134 +62,93 @@ class Dialog:
         return sum(turn.role == "assistant" for turn in self.turns[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """A speaker's line: where it starts, where what is said starts, and how sure we are that it is one."""
-
-    role: str
-    start: int
-    content: int
-    is_sure: bool
-    is_quoted: bool
-    prefix: str  # emphasis that the line opens before the name and closes after what is said
-
-
-@lru_cache(maxsize=16)
-def _names(speakers: Speakers) -> tuple[re.Pattern[str], dict[str, str]]:
-    roles = dict.fromkeys(speakers.assistant, "assistant") | dict.fromkeys(speakers.user, "user")
-    longest_first = "|".join(re.escape(name) for name in sorted(roles, key=len, reverse=True))
-    name = rf"(?P<open>{_EMPHASIS})?[\[【「『<]?(?P<name>{longest_first})"
-    before = rf"(?P<time>{_TIME}[ \t]*[-–—|,，]?[ \t]*)?"
-    return re.compile(_LEAD + before + name + _TAIL + _COLON, re.MULTILINE), roles
-
-
-@dataclass(frozen=True, slots=True)
-class _Scan:
-    """The speakers' lines and the closed fences of a text, in order."""
-
-    headers: list[_Header]
-    fences: list[Span]
-
-
 def parse_dialog_md(text: str, speakers: Speakers) -> Dialog:
     """Return the turns of a dialog in Markdown; consecutive turns of one side are merged and counted."""
-    scan = _scan(text, speakers)
-    headers = [header for header in scan.headers if header.is_sure]
-    if {header.role for header in headers} != {"user", "assistant"}:
+    scan = scan_lines(text, speakers)
+    headers = [header for header in scan.headers if header[2].is_sure]
+    if {shape.role for _, _, shape in headers} != {"user", "assistant"}:
         headers = scan.headers
-    turns, rules = _turns(text, headers)
+    said = _said(text, headers)
+    spoken = [turn for turn in said.turns if turn.content]
     return Dialog(
-        turns=tuple(_merge(turn for turn in turns if turn.content)),
-        has_text_before=bool(text[: headers[0].start].strip()) if headers else False,
-        empty_turns=sum(not turn.content for turn in turns),
-        rules_left_out=rules,
+        turns=tuple(_merged(spoken)),
+        has_text_before=bool(text[: headers[0][0]].strip()) if headers else False,
+        empty_turns=len(said.turns) - len(spoken),
+        rules_left_out=said.rules,
+        headings_left_out=said.headings,
         names_as_text=len(scan.headers) - len(headers),
-        unknown_speakers=_unknown_speakers(text, scan.fences, speakers),
+        unknown_speakers=scan.unknown_speakers,
     )
 
 
-def _scan(text: str, speakers: Speakers) -> _Scan:
-    """Read the text once, line by line that matters; what a closed fence or the front matter holds is text."""
-    pattern, roles = _names(speakers)
-    front = _FRONT_MATTER.match(text)
-    fences = Fences(text)
-    scan = _Scan([], [])
-    until = front.end() if front else 0
-    matches = {found.start(): found for found in pattern.finditer(text)}
-    for start in sorted({*matches, *fences.starts}):
-        if start < until:
-            continue
-        found = matches.get(start)
-        if found is not None:
-            scan.headers.append(_header(found, roles))
-        end = fences.find_end(start if found is None else found.end())
-        if end is not None:
-            scan.fences.append((start, end))
-            until = end
-    return scan
+class _Said(NamedTuple):
+    """One turn a header, the empty ones too, and the rules and headings that stood at their ends."""
+
+    turns: list[Turn]
+    rules: int
+    headings: int
 
 
-def _header(found: re.Match[str], roles: dict[str, str]) -> _Header:
-    opened = found["open"] or ""
-    has_time = found["time"] is not None or re.search(_TIME, found["tail"]) is not None
-    return _Header(
-        role=roles[found["name"]],
-        start=found.start(),
-        content=found.end(),
-        is_sure=found["colon"] is not None or has_time,
-        is_quoted=">" in found["lead"],
-        prefix="" if opened in found["tail"] else opened,
-    )
+def _said(text: str, headers: Sequence[Header]) -> _Said:
+    turns, layout = [], []
+    ends = [*(start for start, _, _ in headers[1:]), len(text)]
+    for (start, begin, shape), end in zip(headers, ends, strict=False):  # no header: one end, no turn
+        said = text[begin:end].rstrip()
+        end = begin + len(said)
+        if said.startswith(_LAYOUT_BEGINS, said.rfind("\n") + 1):
+            said, left_out = _without_layout(said)
+            layout += left_out
+        if shape.prefix or shape.is_quoted or said.startswith(_BLANK):
+            said = _content(said, shape)
+        turns.append(Turn(shape.role, said, start, end))
+    return _Said(turns, layout.count(True), layout.count(False))
 
 
-def _turns(text: str, headers: Sequence[_Header]) -> tuple[list[Turn], int]:
-    """Return one turn a header, the empty ones too, and how many rules were cut from their ends."""
-    if not headers:
-        return [], 0
-    ends = [header.start for header in headers[1:]] + [len(text)]
-    slices = [text[header.content : end] for header, end in zip(headers, ends, strict=True)]
-    places = [(header.start, header.content + len(said.rstrip())) for header, said in zip(headers, slices, strict=True)]
-    lines = line_numbers(text, [position for place in places for position in place])
-    turns, rules = [], 0
-    for at, (header, said) in enumerate(zip(headers, slices, strict=True)):
-        spoken = _said(said, header)
-        content = _LAST_RULE.sub("", spoken).rstrip()
-        rules += content != spoken
-        turns.append(Turn(header.role, content, lines[2 * at], lines[2 * at + 1]))
-    return turns, rules
+def _without_layout(said: str) -> tuple[str, list[bool]]:
+    """Return `said` without the rules and headings at its end, and whether each was a rule.
+
+    A blank line sets them apart. A heading that is all that is said stays.
+    """
+    end, left_out = len(said), []
+    while end and said[start := said.rfind("\n", 0, end) + 1] in _LAYOUT_BEGINS:
+        found = _RULE_OR_HEADING.fullmatch(said, start, end)
+        before = _end_of_text(said, start)
+        is_apart = said.count("\n", before, start) > 1
+        if found is None or not is_apart or not (before or found["rule"]):
+            break
+        left_out.append(found["rule"] is not None)
+        end = before
+    return said[:end], left_out
 
 
-def _said(text: str, header: _Header) -> str:
+def _end_of_text(text: str, position: int) -> int:
+    """Return where the text before `position` ends, blank lines left out."""
+    while position and text[position - 1] in " \t\n":
+        position -= 1
+    return position
+
+
+def _content(said: str, shape: Shape) -> str:
     """Return what is said, without the layout around it."""
-    if header.prefix:
-        after = text.removeprefix(header.prefix)  # `**冰朔：**早`; else the emphasis spans what is said
-        text = after.lstrip(" \t") if after != text else header.prefix + text
-    if header.is_quoted:
-        text = re.sub(r"(?m)^[ \t]*>[ \t]?", "", text)
-    return re.sub(r"\A(?:[ \t]*\n)+", "", text).rstrip()
+    if shape.prefix:
+        after = said.removeprefix(shape.prefix)  # `**冰朔：**早`; else the emphasis spans what is said
+        said = after.lstrip(" \t") if after != said else shape.prefix + said
+    if shape.is_quoted:
+        said = _QUOTE_MARK.sub("", said)
+    blank = _BLANK_LINES.match(said)
+    return said[blank.end() :] if blank else said
 
 
-def _merge(turns: Iterable[Turn]) -> list[Turn]:
-    merged: list[Turn] = []
-    for turn in turns:
-        last = merged[-1] if merged else None
-        if last is not None and last.role == turn.role:
-            content = f"{last.content}\n{turn.content}"
-            merged[-1] = replace(last, content=content, end_line=turn.end_line, merged=last.merged + 1)
-        else:
-            merged.append(turn)
-    return merged
-
-
-def _unknown_speakers(text: str, fences: list[Span], speakers: Speakers) -> tuple[str, ...]:
-    """Return what looks like a speaker's name at least twice, outside of fences, and is not in the plan."""
-    found = Counter(line["name"].strip() for line in _UNKNOWN.finditer(text) if not is_inside(line.start(), fences))
-    known = {*speakers.user, *speakers.assistant}
-    return tuple(sorted(name for name, count in found.items() if count > 1 and not _begins_with(name, known)))
-
-
-def _begins_with(name: str, known: set[str]) -> bool:
-    return any(name == one or name.startswith((one + " ", one + "(", one + "（")) for one in known)
+def _merged(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Yield the turns, those of one side in a row as one."""
+    roles = [turn.role for turn in turns]
+    if not any(map(eq, roles, roles[1:])):
+        yield from turns
+        return
+    for _, run in groupby(turns, key=attrgetter("role")):
+        first, *others = run
+        content = "\n".join(turn.content for turn in (first, *others))
+        yield Turn(first.role, content, first.start, (others or [first])[-1].end, 1 + len(others))
 
 
 def read_dialog(text: str, path: str, source: DialogSource, speakers: Speakers) -> Reading:
@@ -215,7 +163,7 @@ def read_dialog(text: str, path: str, source: DialogSource, speakers: Speakers) 
     drops = {reason: count for reason, count in drops.items() if count}
     kept = sum(turn.merged for turn in turns)
     return Reading(
-        samples=(_sample(turns, path, source),) if turns else (),
+        samples=(_sample(turns, path, source, line_numbers(text, (turns[0].start, turns[-1].end))),) if turns else (),
         units_read=kept + sum(drops.values()),
         units_kept=kept,
         drops=drops,
@@ -241,6 +189,7 @@ def _notes(dialog: Dialog) -> dict[str, int]:
     notes = {
         "merged_turns": dialog.merged_turns,
         "rules_left_out": dialog.rules_left_out,
+        "headings_left_out": dialog.headings_left_out,
         "names_as_text": dialog.names_as_text,
         "unknown_speakers": len(dialog.unknown_speakers),
         "starts_with_assistant": int(bool(dialog.turns) and dialog.turns[0].role == "assistant"),
@@ -248,11 +197,11 @@ def _notes(dialog: Dialog) -> dict[str, int]:
     return {note: count for note, count in notes.items() if count}
 
 
-def _sample(turns: Sequence[Turn], path: str, source: DialogSource) -> Sample:
+def _sample(turns: Sequence[Turn], path: str, source: DialogSource, lines: Sequence[int]) -> Sample:
     return Sample(
         messages=tuple(Message(turn.role, turn.content) for turn in turns),
         source=f"dialog:{path}",
         sample_class="relation",
         weight=source.weight,
-        origin=Origin(path, turns[0].start_line, turns[-1].end_line),
+        origin=Origin(path, *lines),
     )

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from corpus_builder.errors import ProjectError
 from corpus_builder.sample import ROLES, Message
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    pass
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss's default `ignore_index`
@@ -58,23 +58,31 @@ class Frame:
 
     Attributes:
         im_start, im_end: ids of the two control tokens.
+        tokenizer_json: What it was made of.
         digest: sha256 hex digits of tokenizer and frame; part of a manifest and of every cache key.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
         from tokenizers import Tokenizer
 
-        packed = json.loads(tokenizer_json)
-        controls = {token["content"]: token["id"] for token in packed.get("added_tokens", ())}
+        try:
+            whole = Tokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"no tokenizer: {error}") from error
+        controls = {token.content: number for number, token in whole.get_added_tokens_decoder().items()}
         if IM_START not in controls or IM_END not in controls:
             raise ProjectError("template_unknown", tokens=f"{IM_START} {IM_END}")
         self.im_start: int = controls[IM_START]
         self.im_end: int = controls[IM_END]
         self.controls: dict[str, int] = controls
         # Without its added tokens the tokenizer can only read text, so content can never become a control token.
-        # The post-processor goes too: it could wrap each part in begin and end tokens.
-        content_only = {**packed, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-        self._content: Tokenizer = Tokenizer.from_str(json.dumps(content_only))
+        # The post-processor stays behind too: it could wrap each part in begin and end tokens.
+        self._content = Tokenizer(whole.model)
+        if whole.normalizer is not None:
+            self._content.normalizer = whole.normalizer
+        if whole.pre_tokenizer is not None:
+            self._content.pre_tokenizer = whole.pre_tokenizer
+        self.tokenizer_json = tokenizer_json
         self.digest = hashlib.sha256((tokenizer_json + CHAT_TEMPLATE).encode()).hexdigest()
 
     def encode_text(self, text: str) -> list[int]:
@@ -84,6 +92,20 @@ class Frame:
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text; one call of the tokenizer's batch encoder."""
         return [encoding.ids for encoding in self._content.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def cut_at_tokens(self, text: str) -> list[str]:
+        """Return `text` in the pieces that its tokens stand for; tokens of one character stay together."""
+        offsets = self._content.encode(text, add_special_tokens=False).offsets
+        starts = [0, *sorted({start for start, _ in offsets if 0 < start < len(text)}), len(text)]
+        return [text[start:end] for start, end in pairwise(starts)]
+
+    def count_texts(self, texts: Sequence[str]) -> list[int]:
+        """Return how many ids each text has; one call of the tokenizer's batch encoder."""
+        return [len(found) for found in self._content.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def token_ends(self, text: str) -> list[int]:
+        """Return where each token of `text` ends, in characters, ascending."""
+        return [end for _, end in self._content.encode(text, add_special_tokens=False).offsets]
 
     @cached_property
     def newline(self) -> tuple[int, ...]:

@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from corpus_builder.manifest import PASS, STOP, WARN, Gate
-from corpus_builder.plan import Plan
+from corpus_builder.plan import EXPORTS, Plan
 from corpus_builder.sources import SoulFiles
 
 
 def judge_gates(
-    plan: Plan, *, soul: Sequence[SoulFiles], samples: Mapping[str, int], rounds: Mapping[str, int]
+    plan: Plan, *, soul: Sequence[SoulFiles], samples: Mapping[str, int], rounds: Mapping[str, int], dialogs: int
 ) -> tuple[Gate, ...]:
     """Return the verdict of every gate that concerns one of the plan's sources.
 
     Args:
         soul: What was found of each soul source.
         samples: Samples per class.
-        rounds: Questions with an answer, per dialog that gave samples.
+        rounds: Questions with an answer, per file of dialogs that gave samples.
+        dialogs: Dialogs that gave samples; a file of exports holds many.
     """
     kinds = {source.kind for source in plan.sources}
     found: list[Gate] = []
     if "soul" in kinds:
         found.append(_soul_gate(plan, soul))
-    if "dialog" in kinds:
+    if "dialog" in kinds or any(isinstance(one, EXPORTS) and one.sample_class == "relation" for one in plan.sources):
         limits = plan.gates
         found += [
             _count_gate("relation", samples.get("relation", 0), stop=limits.relation_stop_below),
-            _count_gate("relation_dialogs", len(rounds), warn=limits.relation_warn_below),
+            _count_gate("relation_dialogs", dialogs, warn=limits.relation_warn_below),
             _rounds_gate(plan, rounds),
         ]
     total = sum(samples.values())

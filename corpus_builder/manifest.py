@@ -6,20 +6,23 @@ writes, `load_manifest` reads.
     {"plan_digest": "3fa1…", "tokenizer": "9be0…", "files": [{"path": "docs/a.md", "class": "soul", "bytes": 912,
      "encoding": "utf-8", "units_read": 4, "units_kept": 4, "samples": 20, "drops": {}}], "classes": {"soul":
      {"samples": 20, "unique": 4, "characters": 1400, "tokens": 620, "trained_tokens": 410, "lost_tokens": 0}},
-     "gates": [{"name": "total", "verdict": "pass", "found": 120, "wanted": 100}], "samples_sha256": "…"}
+     "gates": [{"name": "total", "verdict": "pass", "found": 120, "wanted": 100}], "samples_sha256": "…",
+     "findings": [{"kind": "email", "action": "reported", "path": "docs/a.md", "count": 2, "lines": [3, 9]}]}
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from corpus_builder.errors import ProjectError
 
 PASS, WARN, STOP = "pass", "warn", "stop"
+#: Equal parts of the window by which the samples' lengths are counted.
+HISTOGRAM_BUCKETS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,8 @@ class ClassAccount:
     tokens: int
     trained_tokens: int
     lost_tokens: int
+    validation_samples: int = 0  # of `samples`
+    token_histogram: tuple[int, ...] = ()  # samples by length, in sixteenths of the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,22 @@ class Gate:
     found: float
     wanted: float
     where: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was found in one file: how often, and on which lines (the first ones); never the value itself.
+
+    `kind`: a kind of `sensitive.py`, or `equal_text`, `near_copy`, `contradiction`; then `others` names the other
+    files (the first ones). `action`: `redacted` or `reported`.
+    """
+
+    kind: str
+    action: str
+    path: str
+    count: int
+    lines: tuple[int, ...]
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +94,20 @@ class Manifest:
     classes: dict[str, ClassAccount]
     gates: tuple[Gate, ...]
     samples_sha256: str
+    findings: tuple[Finding, ...] = ()
+    contradictory_prompts: int = 0  # prompts that have several targets
 
     @property
     def total_samples(self) -> int:
         """Samples of all classes."""
         return sum(account.samples for account in self.classes.values())
+
+    def found(self) -> dict[str, int]:
+        """Return how often each kind was found in all files."""
+        kinds: dict[str, int] = {}
+        for finding in self.findings:
+            kinds[finding.kind] = kinds.get(finding.kind, 0) + finding.count
+        return kinds
 
     @property
     def verdict(self) -> str:
@@ -110,9 +140,17 @@ def check_gates(manifest: Manifest) -> None:
 
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     """Return the manifest as JSON values; the inverse of `manifest_from_json`."""
-    packed = asdict(manifest)
-    packed["files"] = [{**_renamed(file, "sample_class", "class")} for file in packed["files"]]
+    packed = _fields(manifest)
+    packed["files"] = [_renamed(_fields(file), "sample_class", "class") for file in manifest.files]
+    packed["classes"] = {name: _fields(account) for name, account in manifest.classes.items()}
+    packed["gates"] = [_fields(gate) for gate in manifest.gates]
+    packed["findings"] = [_fields(finding) for finding in manifest.findings]
     return packed
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass; `asdict` would copy every one of them, and there may be 200,000 files."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def manifest_from_json(packed: dict[str, Any]) -> Manifest:
@@ -122,10 +160,15 @@ def manifest_from_json(packed: dict[str, Any]) -> Manifest:
             **packed,
             "files": tuple(FileAccount(**_renamed(file, "class", "sample_class")) for file in packed["files"]),
             "missing": tuple(packed["missing"]),
-            "classes": {name: ClassAccount(**account) for name, account in packed["classes"].items()},
-            "gates": tuple(Gate(**{**gate, "where": tuple(gate["where"])}) for gate in packed["gates"]),
+            "classes": {name: ClassAccount(**_tuples(account)) for name, account in packed["classes"].items()},
+            "gates": tuple(Gate(**_tuples(gate)) for gate in packed["gates"]),
+            "findings": tuple(Finding(**_tuples(finding)) for finding in packed.get("findings", ())),
         }
     )
+
+
+def _tuples(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
 
 
 def _renamed(mapping: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -1,127 +1,134 @@
-"""A manifest -> one self-contained HTML page: no network, light and dark, Chinese or English. Pure.
+"""A manifest -> one self-contained HTML page: counts, gates, findings, files; Chinese or English. Pure.
 
-Public-class unless asked otherwise: without `SEE_NAMES` a file is `#a3f2` (design 4.9).
+Public-class unless asked otherwise: without `SEE_NAMES` a file is `#a3f2` and findings are counts (design 4.9).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from html import escape
 
-from corpus_builder.errors import Named, Value
-from corpus_builder.manifest import FileAccount, Gate, Manifest
-from corpus_builder.say import SEE_PUBLIC, say, shown
+from corpus_builder.errors import NAMED
+from corpus_builder.histogram import histogram
+from corpus_builder.manifest import FileAccount, Finding, Gate, Manifest
+from corpus_builder.page import Page, table
+from corpus_builder.say import SEE_PUBLIC
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2024; --paper: #fcfcfd; --line: #d9dce1; --soft: #60646c;
-  --pass: #18794e; --warn: #ab6400; --stop: #ce2c31; }
-@media (prefers-color-scheme: dark) { :root { --ink: #edeef0; --paper: #111113; --line: #363a3f; --soft: #b0b4ba;
-  --pass: #3dd68c; --warn: #ffca16; --stop: #ff9592; } }
-body { margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
-  font: 15px/1.55 system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } .wide { overflow-x: auto; }
-th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 600; } td.number, th.number { text-align: right;
-  font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-.pass { color: var(--pass); } .warn { color: var(--warn); } .stop { color: var(--stop); }
-.pass, .warn, .stop { font-weight: 600; } .soft { color: var(--soft); }
-"""
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
+#: Rows of a table with one a file; the manifest lists all.
+MAX_ROWS = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """Words for one reader, escaped for HTML."""
+def format_report(manifest: Manifest, lang: str, *, see: frozenset[str] = SEE_PUBLIC, more: Sequence[str] = ()) -> str:
+    """Return the page.
 
-    lang: str
-    see: frozenset[str]
-
-    def word(self, key: str, **values: Value) -> str:
-        return escape(say(key, self.lang, see=self.see, **values))
-
-    def word_or_code(self, prefix: str, code: str) -> str:
-        try:
-            return self.word(f"{prefix}.{code}")
-        except KeyError:
-            return escape(code)
-
-    def name(self, name: str) -> str:
-        return escape(shown(Named(name), self.see))
-
-    def reasons(self, counts: Mapping[str, int]) -> str:
-        return "<br>".join(f"{self.word_or_code('reason', reason)}: {count:,}" for reason, count in counts.items())
-
-
-def format_report(manifest: Manifest, lang: str, *, see: frozenset[str] = SEE_PUBLIC) -> str:
-    """Return the page. `see` says whether file names may stand in it."""
-    page = _Page(lang, see)
-    title = page.word("report.title", plan=manifest.plan_name)
-    parts = [
-        f"<h1>{title}</h1>",
-        f'<p class="{manifest.verdict}">{page.word(f"report.verdict_{manifest.verdict}")}</p>',
-        f'<p class="soft">{page.word("report.window", tokens=manifest.max_seq_len)}<br>'
-        f"{page.word('report.digest', digest=manifest.samples_sha256)}</p>",
-        *_section(page, "report.classes", _classes(page, manifest)),
-        *_section(page, "report.gates", _gates(page, manifest)),
-        *_section(page, "report.missing", _missing(manifest)),
-        *_section(page, "report.files", _files(page, manifest)),
-    ]
-    return (
-        f'<!doctype html>\n<html lang="{escape(lang)}">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
+    Args:
+        see: Whether file names may stand in it, and findings with their places.
+        more: HTML that follows the rest; its texts are escaped already.
+    """
+    page = Page(lang, see)
+    return page.document(
+        page.word("report.title", plan=manifest.plan_name),
+        [
+            f'<p class="{manifest.verdict}">{page.word(f"report.verdict_{manifest.verdict}")}</p>',
+            f'<p class="soft">{page.word("report.window", tokens=manifest.max_seq_len)}<br>'
+            f"{page.word('report.digest', digest=manifest.samples_sha256)}</p>",
+            *page.section("report.classes", _classes(page, manifest)),
+            *page.section("report.gates", _gates(page, manifest)),
+            *page.section("report.lengths", _lengths(page, manifest)),
+            *page.section("report.findings", _findings(page, manifest)),
+            *page.section("report.missing", _missing(manifest)),
+            *page.section("report.files", _files(page, manifest)),
+            *more,
+        ],
     )
 
 
-def _section(page: _Page, key: str, content: str) -> Iterable[str]:
-    return (f"<h2>{page.word(key)}</h2>", content) if content else ()
+_COUNTS = ("samples", "unique", "validation_samples", "characters", "tokens", "trained_tokens", "lost_tokens")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int]) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="number">{value}</{tag}>' if at in numbers else f"<{tag}>{value}</{tag}>"
-            for at, value in enumerate(values)
-        )
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
-    return f'<div class="wide"><table>\n{top}\n<tbody>\n{body}\n</tbody></table></div>'
-
-
-_COUNTS = ("samples", "unique", "characters", "tokens", "trained_tokens", "lost_tokens")
-
-
-def _classes(page: _Page, manifest: Manifest) -> str:
-    head = [page.word("report.class"), *(page.word(f"report.{key}") for key in _COUNTS)]
+def _classes(page: Page, manifest: Manifest) -> str:
+    head = [page.word(f"report.{key}") for key in ("class", *_COUNTS, "expected")]
     rows = [
-        [page.word_or_code("class", name), *(f"{getattr(account, key):,}" for key in _COUNTS)]
+        [
+            page.word_or_code("class", name),
+            *(f"{getattr(account, key):,}" for key in _COUNTS),
+            _expected(page, manifest, name),
+        ]
         for name, account in manifest.classes.items()
     ]
     sums = [sum(getattr(account, key) for account in manifest.classes.values()) for key in _COUNTS]
-    rows.append([page.word("report.total"), *(f"{value:,}" for value in sums)])
-    return _table(head, rows, numbers=frozenset(range(1, 1 + len(_COUNTS))))
+    rows.append([page.word("report.total"), *(f"{value:,}" for value in sums), _expected(page, manifest, "total")])
+    return table("classes", head, rows, numbers=frozenset(range(1, 2 + len(_COUNTS))))
 
 
-def _gates(page: _Page, manifest: Manifest) -> str:
+def _expected(page: Page, manifest: Manifest, name: str) -> str:
+    """Return what a gate wants of a class, so that a count can be judged where it stands."""
+    gates = {gate.name: gate for gate in manifest.gates}
+    if name == "soul" and "soul_files_found" in gates:
+        return page.word("report.expected_files", share=f"{gates['soul_files_found'].wanted:.0%}")
+    gate = gates.get(name)
+    return f"≥ {gate.wanted:,g}" if gate is not None else "–"
+
+
+def _gates(page: Page, manifest: Manifest) -> str:
     head = [page.word(f"report.{key}") for key in ("gate", "verdict", "found", "wanted", "look_at")]
     rows = [_gate_row(page, gate, manifest.missing) for gate in manifest.gates]
-    return _table(head, rows, numbers=frozenset({2, 3}))
+    return table("gates", head, rows, numbers=frozenset({2, 3}))
 
 
-def _gate_row(page: _Page, gate: Gate, missing: Sequence[str]) -> list[str]:
+def _gate_row(page: Page, gate: Gate, missing: Sequence[str]) -> list[str]:
     where = "<br>".join(escape(name) if name in missing else page.name(name) for name in gate.where)
     verdict = f'<span class="{escape(gate.verdict)}">{page.word_or_code("verdict", gate.verdict)}</span>'
     return [page.word_or_code("gate", gate.name), verdict, f"{gate.found:g}", f"{gate.wanted:g}", where]
+
+
+def _lengths(page: Page, manifest: Manifest) -> str:
+    charts = [
+        histogram(account.token_histogram, limit=manifest.max_seq_len, caption=page.word_or_code("class", name))
+        for name, account in manifest.classes.items()
+        if any(account.token_histogram)
+    ]
+    return f'<div class="charts">{"".join(charts)}</div>' if charts else ""
+
+
+def _findings(page: Page, manifest: Manifest) -> str:
+    """Return counts by kind, and for a reader of names the places."""
+    if not manifest.findings:
+        return f'<p class="soft">{page.word("report.no_findings")}</p>'
+    counts, files = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for finding in manifest.findings:
+        counts[finding.kind, finding.action] += finding.count
+        files[finding.kind, finding.action] += 1
+    rows = [
+        [
+            page.word_or_code("finding", kind),
+            page.word_or_code("done", action),
+            f"{count:,}",
+            f"{files[kind, action]:,}",
+        ]
+        for (kind, action), count in counts.items()
+    ]
+    head = [page.word(f"report.{key}") for key in ("kind", "done", "places", "in_files")]
+    summed = table("findings", head, rows, numbers=frozenset({2, 3}))
+    prompts = manifest.contradictory_prompts
+    said = f"<p>{page.word('report.contradictory_prompts', count=prompts)}</p>" if prompts else ""
+    return summed + said + (_places(page, manifest.findings) if NAMED in page.see else "")
+
+
+def _places(page: Page, findings: Sequence[Finding]) -> str:
+    head = [page.word(f"report.{key}") for key in ("kind", "file", "places", "lines", "others")]
+    rows = [
+        [
+            page.word_or_code("finding", finding.kind),
+            page.name(finding.path),
+            f"{finding.count:,}",
+            ", ".join(str(line) for line in finding.lines) + (" …" if finding.count > len(finding.lines) else ""),
+            "<br>".join(page.name(name) for name in finding.others),
+        ]
+        for finding in findings[:MAX_ROWS]
+    ]
+    return table("places", head, rows, numbers=frozenset({2})) + _more(page, len(findings))
 
 
 def _missing(manifest: Manifest) -> str:
@@ -130,13 +137,23 @@ def _missing(manifest: Manifest) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _files(page: _Page, manifest: Manifest) -> str:
+def _files(page: Page, manifest: Manifest) -> str:
+    """Return a row per file; of very many, those with something to say about them first."""
     keys = ("file", "class", "bytes", "encoding", "units_read", "units_kept", "samples", "drops", "notes")
     head = [page.word(f"report.{key}") for key in keys]
-    return _table(head, (_file_row(page, file) for file in manifest.files), numbers=frozenset({2, 4, 5, 6}))
+    listed = manifest.files
+    if len(listed) > MAX_ROWS:
+        listed = tuple(sorted(listed, key=lambda file: not (file.drops or file.notes)))[:MAX_ROWS]
+    rows = (_file_row(page, file) for file in listed)
+    return table("files", head, rows, numbers=frozenset({2, 4, 5, 6})) + _more(page, len(manifest.files))
 
 
-def _file_row(page: _Page, file: FileAccount) -> list[str]:
+def _more(page: Page, count: int) -> str:
+    left = count - MAX_ROWS
+    return f'<p class="soft">{page.word("report.more", count=left)}</p>' if left > 0 else ""
+
+
+def _file_row(page: Page, file: FileAccount) -> list[str]:
     return [
         page.name(file.path),
         page.word_or_code("class", file.sample_class),

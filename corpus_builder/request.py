@@ -34,6 +34,11 @@ class Request:
     suite: Suite | None
     lang: str
 
+    @property
+    def full_report(self) -> Path:
+        """The report with texts in it: beside the other, for who may read the samples as well."""
+        return self.report.with_name(self.report.name.removesuffix(".html") + ".full.html")
+
 
 def load_request(path: Path) -> Request:
     """Return the request in `path`; raise `config_unreadable` or `config_invalid`."""

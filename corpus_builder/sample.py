@@ -42,7 +42,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a sample comes from: a file and its lines, counted from 1, both ends included."""
+    """Where a sample comes from: a file and its lines, counted from 1, both ends included.
+
+    Of a JSON file that is one list, its items stand for lines.
+    """
 
     path: str
     start_line: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +25,7 @@ class SamplesFile:
         self._file = os.fdopen(os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         return self
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Iterable[Sample]) -> None:
         """Append `samples`."""
         for sample in samples:
             line = (format_sample(sample) + "\n").encode("utf-8")

@@ -6,7 +6,7 @@ Side effects: reads folders and files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +61,7 @@ def find_file(root: Path, name: str) -> SourceFile | None:
 
 
 def _matches(root: Path, pattern: str) -> Iterator[SourceFile]:
-    if pattern.startswith("/") or ".." in pattern.split("/") or not pattern:
-        raise ProjectError("source_link_leaves_root", path=pattern)
+    _check_pattern(pattern)
     for path in sorted(root.glob(pattern)):
         name = readable_name(path.relative_to(root))
         _check_inside(root, path, name)
@@ -98,6 +97,31 @@ def find_dialog_files(root: Path) -> tuple[list[SourceFile], int]:
         else:
             others += 1
     return sorted(dialogs, key=lambda file: file.name), others
+
+
+def find_export_files(root: Path, patterns: Sequence[str]) -> tuple[list[SourceFile], list[str]]:
+    """Return the files that match, each once, by pattern and name, and the patterns that match none.
+
+    Raises:
+        ProjectError: `source_link_leaves_root`, when a pattern leads out of `root`.
+    """
+    files: dict[Path, SourceFile] = {}
+    missing: list[str] = []
+    for pattern in patterns:
+        _check_pattern(pattern)
+        found = [path for path in sorted(root.glob(pattern)) if not path.is_dir() and not _is_left_behind(path, root)]
+        files |= {path: SourceFile(path, readable_name(path.relative_to(root))) for path in found if path not in files}
+        missing += [] if found else [pattern]
+    return list(files.values()), missing
+
+
+def _is_left_behind(path: Path, root: Path) -> bool:
+    return any(part == "__MACOSX" or part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _check_pattern(pattern: str) -> None:
+    if pattern.startswith("/") or ".." in pattern.split("/") or not pattern:
+        raise ProjectError("source_link_leaves_root", path=pattern)
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ What cannot be in a sample (a question beyond half a window, turns after the las
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,9 @@ from corpus_builder.sample import Message, Sample
 from corpus_builder.token_counts import TokenCounts
 
 Turns = tuple[Message, ...]
+
+#: Replicas ask in other words, some longer than others; with room in steps their parts are the same texts.
+_ROOM_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Splitter:
         targets = [at for at, turn in enumerate(turns) if turn.is_trained]
         start = 0
         while targets and start <= targets[-1]:
-            first = next(at for at in targets if at >= start)
+            first = targets[bisect_left(targets, start)]
             context = self._context(turns, start, first, limit)
             end = self._end(turns, start, limit - self.counts.messages(context))
             if end > start:
@@ -133,7 +137,7 @@ class Splitter:
                 room -= cost
                 continue
             overhead = cost - self.counts.text(turn.content)
-            tail = tail_that_fits(turn.content, room - overhead, self.counts.fresh) if room > overhead else ""
+            tail = tail_that_fits(turn.content, room - overhead, self.counts) if room > overhead else ""
             if tail:
                 kept.insert(0, replace(turn, content=tail))
             left_out.insert(0, LeftOut("question_beyond_window", turn.content[: len(turn.content) - len(tail)]))
@@ -143,8 +147,10 @@ class Splitter:
     def _parts(self, question: Turns, answer: Message, limit: int) -> list[Turns]:
         """Return the windows of one answer: as few parts as fit, numbered where there are several."""
         room = limit - self.counts.messages([*question, replace(answer, content="")])
+        if self.counts.text(answer.content) > room > _ROOM_STEP**2:
+            room -= room % _ROOM_STEP
         while room > 0:
-            pieces = cut_text(answer.content, room, self.counts.text)
+            pieces = cut_text(answer.content, room, self.counts)
             windows = [
                 (*numbered(question, part, len(pieces)), replace(answer, content=piece))
                 for part, piece in enumerate(pieces, start=1)

@@ -17,71 +17,11 @@ from corpus_builder.log_lines import public_line
 from corpus_builder.manifest import load_manifest
 from corpus_builder.plan import load_plan
 from corpus_builder.request import load_request
-from corpus_builder.sample import parse_sample
 from corpus_builder.suite import load_suite
+from tests.corpus_builder.small_world import CANARY, read_samples
 from tests.corpus_builder.test_archive import make_zip
 
 ROOT = Path(__file__).parents[2]
-CANARY = "canary-7f3a"
-
-
-@pytest.fixture
-def world(tmp_path, chatml_model_dir):
-    """A repository with documents and tools, dialogs beside it, and a function that writes requests."""
-    sources = tmp_path / "sources"
-    dialogs = tmp_path / "dialogs"
-    for folder in (sources / "docs", dialogs / "2025", tmp_path / "out"):
-        folder.mkdir(parents=True)
-    (sources / "docs/a.md").write_text("# A\n\n## One\n\nThe keeper lights the lamp.\n\n## Two\n\nAt dusk.\n", "utf-8")
-    (sources / "tool.jsonl").write_text('{"prompt": "p", "response": "r"}\n{"prompt": "p", "response": "r"}\n{\n')
-    (dialogs / f"{CANARY}.md").write_text("冰朔：在吗\n铸渊：在。\n冰朔：好\n铸渊：嗯。\n", "utf-8")
-    (dialogs / "2025/gbk.TXT").write_bytes("冰朔：编码？\n铸渊：无妨。\n霜砚：我\n霜砚：也\n".encode("gbk"))
-    (dialogs / "notes.md").write_text("no speaker here", "utf-8")
-    plan = {
-        "name": "test",
-        "system_prompt": "You keep the lamp.",
-        "system_prompt_share": 0.5,
-        "soul_replica": 2,
-        "speakers": {"user": ["冰朔"], "assistant": ["铸渊"]},
-        "sources": [
-            {
-                "kind": "soul",
-                "paths": ["docs/a.md", "docs/none.md"],
-                "questions": {
-                    "whole": ["Read {path}.", "What is {path}?"],
-                    "section": ["{section}?", "Tell {section}."],
-                },
-                "min_section_chars": 10,
-            },
-            {"kind": "dialog"},
-            {"kind": "tool", "path": "tool.jsonl"},
-        ],
-        "gates": {
-            "soul_files_found_share": 0.5,
-            "relation_warn_below": 3,
-            "total_stop_below": 5,
-            "total_warn_below": 6,
-        },
-    }
-
-    def request(**changes):
-        packed = {
-            "plan": plan, "sources_dir": str(sources), "dialog_dir": str(dialogs),
-            "base_model_dir": str(chatml_model_dir), "max_seq_len": 256, "suite": None, "lang": "en",
-            **{name: str(tmp_path / "out" / name) for name in ("samples", "manifest", "report")}, **changes,
-        }  # fmt: skip
-        path = tmp_path / "request.json"
-        path.write_text(json.dumps(packed), "utf-8")
-        return path
-
-    request.plan, request.sources, request.dialogs, request.out = plan, sources, dialogs, tmp_path / "out"
-    return request
-
-
-def read_samples(world):
-    lines = (world.out / "samples").read_text("utf-8").split("\n")
-    assert lines.pop() == ""
-    return [parse_sample(line) for line in lines]
 
 
 def test_corpus_is_built_and_accounted_for(world, chatml_model_dir):
@@ -201,7 +141,7 @@ def test_refused_members_of_the_archive_are_in_the_account(world, tmp_path):
     extract_archive(path, str(tmp_path / "extracted"))
     manifest = build(load_request(world(dialog_dir=str(tmp_path / "extracted"))))
     drops = {account.path: account.drops for account in manifest.files if account.sample_class == "relation"}
-    assert drops == {"ok.md": {}, "../x.md": {"leaves_folder": 1}, "c.zip": {"nested_zip": 1}}
+    assert drops == {"ok.md": {}, "../x.md": {"leaves_folder": 1}, "c.zip": {"damaged": 1}}
 
 
 def test_own_system_prompt_that_fills_the_window_drops_that_line_only(world):
@@ -231,7 +171,7 @@ def test_request_that_is_wrong_is_refused(tmp_path, content, capsys):
 def test_window_too_small_for_the_system_prompt_stops(world):
     with pytest.raises(ProjectError, match="window_too_small"):
         build(load_request(world(max_seq_len=16)))
-    assert os.listdir(world.out) == []
+    assert set(os.listdir(world.out)) <= {".cache"}
 
 
 @pytest.mark.parametrize("name", ["demo", "zhuyuan"])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from corpus_builder.checks import Seen, SuiteQuestions, count_controls, missing_text, normalised, trained_key
-from corpus_builder.sample import Message, Origin, Sample
+from corpus_builder.sample import Message, Sample
 from corpus_builder.split import LeftOut, Split
 from corpus_builder.suite import Question, Suite
 
@@ -13,14 +13,6 @@ from corpus_builder.suite import Question, Suite
 def sample(asked="q", answer="a", **changes):
     values = {"messages": (Message("user", asked), Message("assistant", answer)), "source": "s", "sample_class": "tool"}
     return Sample(**{**values, **changes})
-
-
-def test_copy_is_seen_but_a_declared_replica_is_none():
-    seen = Seen()
-    first = sample(origin=Origin("t", 1, 1))
-    assert not seen.is_copy(first)
-    assert not seen.is_copy(replace(first, replica=1))
-    assert seen.is_copy(replace(first, origin=Origin("t", 2, 2)))
 
 
 def test_ids_stay_unique():

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from corpus_builder.dialog import parse_dialog_md, read_dialog
 from corpus_builder.plan import DialogSource, Speakers
+from corpus_builder.sample import Origin
 
+SIZE = 250_000  # of a hostile text; in quadratic time each would take minutes
 SPEAKERS = Speakers(user=("冰朔", "妈妈"), assistant=("铸渊", "GitHub Copilot", "Copilot", "copilot"))
 
 
@@ -24,7 +26,11 @@ SHAPES = [
     "[2026-05-03 10:22] {}：{}", "10:22:33 {}：{}", "2026年5月3日 {}：{}", "{}(TCS-0002∞)：{}", "{}（甲）：{}",
     "[{}]：{}", "【{}】：{}", "**[{}]**：{}", "### {} (ICE-GL) 10:22：{}", "## {}\n\n{}", "**{}**\n{}",
     "[{}]\n{}", "{}\n{}", "{}：\n{}", "{} 2026-05-03 10:22:33\n{}", "2026/05/03 10:22 {}\n{}", "__{}__: {}",
-    "`{}`: {}", "• {}：{}", "> **{}**：{}",
+    "`{}`: {}", "• {}：{}", "> **{}**：{}", "{} · 10:22：{}", "{} - 2026-05-03：{}", "**{}** _10:22_：{}",
+    "**{}** (10:22)\n{}", "[10:22, 2026/5/3] {}: {}", "{} 2026-05-03 周日 10:22：{}", "{} 2026-05-03T10:22:33Z: {}",
+    "2026-05-03 10:22:33 - {}(12345)\n{}", "{} [2026-05-03 10:22:33+08:00]：{}", "\xa0{}：{}", "{}﹕{}",
+    "🧑 {}：{}", "**🧑\u200d💻 {}**：{}", "### ✨ {}\n{}", "#### **{}**：{}", "1) {}：{}", "<{}>：{}", "「{}」：{}",
+    "{}（2026年5月3日 上午10:22）：{}", "{} 10:22 PM: {}", "***{}***：{}", "> ### {}：{}", "> > {}：{}",
 ]  # fmt: skip
 
 
@@ -66,6 +72,11 @@ def test_speakers_line_inside_a_fence_is_text(fence):
     close = fence.split()[0]
     answer = f"看:\n{fence}\ncopilot: enabled\n冰朔：不是我\n{close}\n完"
     assert turns(f"冰朔：问\n铸渊：{answer}\n冰朔：谢谢") == [("user", "问"), ("assistant", answer), ("user", "谢谢")]
+
+
+def test_fences_of_any_length_and_kind_nest():
+    answer = "~~~~ md\n冰朔：不是我\n```\n冰朔：我\n~~~\n```\n~~~~\n- ```\n  铸渊：也不是\n  ```"
+    assert turns(f"冰朔：问\n铸渊：{answer}\n冰朔：好") == [("user", "问"), ("assistant", answer), ("user", "好")]
 
 
 def test_fence_that_opens_on_the_speakers_line_or_never_closes():
@@ -117,6 +128,41 @@ def test_unknown_speakers_are_named_from_the_second_time_on():
     assert parse_dialog_md(text, SPEAKERS).unknown_speakers == ("霜砚",)
 
 
+def test_dialog_may_begin_with_the_assistant_and_end_on_the_user():
+    reading = read("铸渊：早\n冰朔：问\n铸渊：答\n冰朔：再见")
+    assert [m.role for m in reading.samples[0].messages] == ["assistant", "user", "assistant"]
+    assert (reading.notes["starts_with_assistant"], reading.drops) == (1, {"no_answer": 1})
+
+
+def test_front_matter_and_headings_between_turns_are_no_speech():
+    text = "---\ntags: a\ntags: b\n---\n# 题\n\n冰朔：问\n\n## 第二天\n\n---\n\n铸渊：答\n\n# 完\n"
+    dialog = parse_dialog_md(text, SPEAKERS)
+    assert [turn.content for turn in dialog.turns] == ["问", "答"]
+    assert (dialog.has_text_before, dialog.headings_left_out, dialog.rules_left_out) == (True, 2, 1)
+    assert dialog.unknown_speakers == ()
+
+
+def test_heading_that_is_all_or_part_of_what_is_said_stays():
+    assert turns("冰朔：\n\n# 改这一句\n\n铸渊：\n\n# 一\n二\n# 三") == [
+        ("user", "# 改这一句"),
+        ("assistant", "# 一\n二\n# 三"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * SIZE + "x", "10:22" + " " * SIZE + "冰朔 x", "冰朔" + " " * SIZE + "x", "*" * SIZE, "> " * SIZE,
+        "```\n" * SIZE, "冰朔：```\n" * SIZE, "` " * SIZE, "铸渊：a\n" + "\n\n# b" * SIZE, "---\n" + "--- \n" * SIZE,
+        "冰朔" + "*" * SIZE, "冰朔(" + "(" * SIZE, "\n" * SIZE, "冰朔：a\n" * SIZE,
+    ],
+    ids=lambda text: repr(text[:12]),
+)  # fmt: skip
+def test_hostile_text_of_a_megabyte_ends(text):
+    dialog = parse_dialog_md(text, SPEAKERS)
+    assert len(dialog.turns) <= 2
+
+
 def test_emphasis_that_spans_what_is_said_is_kept():
     assert turns("**冰朔：早**\n**铸渊：早** 啊") == [("user", "**早**"), ("assistant", "**早** 啊")]
 
@@ -130,9 +176,11 @@ def test_first_line_of_code_keeps_its_indentation():
 
 
 def test_places_are_lines_of_the_file():
-    dialog = parse_dialog_md("# t\n\n冰朔：一\n二\n\n铸渊：三\n\n", SPEAKERS)
-    assert [(turn.start_line, turn.end_line) for turn in dialog.turns] == [(3, 4), (6, 6)]
+    text = "# t\n\n冰朔：一\n二\n\n铸渊：三\n\n"
+    dialog = parse_dialog_md(text, SPEAKERS)
+    assert [text[turn.start : turn.end] for turn in dialog.turns] == ["冰朔：一\n二", "铸渊：三"]
     assert dialog.rounds == 1
+    assert read(text).samples[0].origin == Origin("a.md", 3, 6)
 
 
 lines = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Zs")), min_size=1, max_size=20).filter(

@@ -6,7 +6,14 @@ import pytest
 
 from corpus_builder.errors import ProjectError
 from corpus_builder.plan import SoulQuestions, SoulSource
-from corpus_builder.sources import find_dialog_files, find_file, find_soul_files, readable_name, refusal
+from corpus_builder.sources import (
+    find_dialog_files,
+    find_export_files,
+    find_file,
+    find_soul_files,
+    readable_name,
+    refusal,
+)
 
 
 def soul(**changes):
@@ -64,3 +71,12 @@ def test_name_of_any_bytes_is_readable(tmp_path):
     (found,), _ = find_dialog_files(tmp_path)
     assert found.name == "冰朔.md"
     assert readable_name(os.fsdecode(b"\xff.md")) == "\\xff.md"
+
+
+def test_exports_are_found_by_pattern_each_once_and_nothing_hidden(tmp_path):
+    for name in ("a/conversations.json", "a/conversations-2.json", "__MACOSX/conversations.json", ".x/b.json", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    files, missing = find_export_files(tmp_path, ("**/conversations.json", "**/*.json", "*.jsonl"))
+    assert [file.name for file in files] == ["a/conversations.json", "a/conversations-2.json"]
+    assert missing == ["*.jsonl"]

@@ -11,6 +11,8 @@ from corpus_builder.errors import ProjectError
 from corpus_builder.text import decode
 
 WORDS = "铸渊：你好，冰朔。\n第二行"
+TRADITIONAL = "守燈人：開發者您好，這是一個測試檔案。\n今天要討論如何訓練模型。"
+JAPANESE = "灯台守：こんにちは。\n今日は海が静かですね。"
 
 
 @pytest.mark.parametrize(
@@ -28,10 +30,35 @@ def test_certain_encodings(data, encoding):
     assert (decoded.text, decoded.encoding, decoded.is_guessed) == (WORDS, encoding, False)
 
 
-@pytest.mark.parametrize("encoding", ["gbk", "gb18030"])
-def test_chinese_legacy_encoding_is_a_guess(encoding):
-    decoded = decode(WORDS.encode(encoding))
-    assert (decoded.text, decoded.encoding, decoded.is_guessed) == (WORDS, "gb18030", True)
+@pytest.mark.parametrize(
+    ("words", "encoding", "named"),
+    [
+        (WORDS, "gbk", "gb18030"), (WORDS, "gb18030", "gb18030"), (TRADITIONAL, "gbk", "gb18030"),
+        (TRADITIONAL, "big5", "big5"), (JAPANESE, "shift_jis", "shift_jis"), (JAPANESE, "gb18030", "gb18030"),
+    ],
+)  # fmt: skip
+def test_encoding_older_than_unicode_is_a_guess(words, encoding, named):
+    decoded = decode(words.encode(encoding))
+    assert (decoded.text, decoded.encoding, decoded.is_guessed) == (words, named, True)
+
+
+def test_broken_byte_in_gbk_stays_visible_and_is_counted():
+    data = (WORDS * 9).encode("gbk") + b"\xff" + "点灯".encode("gbk")
+    decoded = decode(data)
+    assert decoded.text == WORDS * 9 + "\\xff点灯"
+    assert (decoded.encoding, decoded.broken_bytes) == ("gb18030", 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(("words", "is_guessed"), [("user: hello\nKestrin: hi", False), (WORDS + "。一", True)])
+def test_utf16_without_a_mark(words, is_guessed, encoding):
+    decoded = decode(words.encode(encoding))
+    assert (decoded.text, decoded.encoding, decoded.is_guessed) == (words, encoding, is_guessed)
+
+
+def test_nul_characters_are_left_out_and_counted():
+    decoded = decode("守灯人\0点灯\0\0".encode())
+    assert (decoded.text, decoded.nul_characters, decoded.encoding) == ("守灯人点灯", 3, "utf-8")
 
 
 def test_line_ends_become_newlines_and_nothing_else_does():
@@ -58,7 +85,7 @@ def test_what_is_no_text_is_refused(data):
         decode(data, path="a.md")
 
 
-@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\ufeff")))
+@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\ufeff\0")))
 def test_utf8_comes_back_whole(text):
     assert decode(text.encode("utf-8")).text == text
 
