@@ -190,6 +190,28 @@ def corpus_build(**options: Any) -> None:
     sys.exit(perform(_around(), CorpusWish(**options)))
 
 
+@corpus.command("preview")
+@click.option("--out", default="corpus-out", show_default=True, help="Folder that `zy corpus build` wrote.")
+@click.option("--class", "wanted", type=click.Choice(["soul", "relation", "tool", "data"]), help="Only this class.")
+@click.option("--rows", type=click.IntRange(0, 1000), default=2, show_default=True, help="Samples of each class.")
+@click.option("--lang", type=click.Choice(["zh", "en"]), help="Language of output; default: ZY_LANG, else zh.")
+def corpus_preview(**options: Any) -> None:
+    """Show the counts of a built corpus and some of its samples, the trained turns marked."""
+    from controller.corpus_view import preview
+
+    sys.exit(preview(_around(), **options))
+
+
+@corpus.command("report")
+@click.option("--out", default="corpus-out", show_default=True, help="Folder that `zy corpus build` wrote.")
+@click.option("--lang", type=click.Choice(["zh", "en"]), help="Language of the page; default: ZY_LANG, else zh.")
+def corpus_report(**options: Any) -> None:
+    """Write the HTML report of a built corpus again, in another language, and print where it lies."""
+    from controller.corpus_view import report
+
+    sys.exit(report(_around(), **options))
+
+
 @zy.command()
 @click.option("--out", default="demo-out", show_default=True, help="Folder for everything that the demo makes.")
 @click.option("--tiny", "is_tiny", is_flag=True, help="Train a tiny random model: the whole way, no knowledge.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.inputs import Inputs
-from corpus_builder.plan import DialogSource, Plan, load_plan
+from corpus_builder.plan import EXPORTS, DialogSource, Plan, load_plan
 from corpus_builder.suite import Suite, load_suite
 from trainer.recipe import Recipe, load_recipe
 
@@ -32,7 +32,10 @@ class Configuration:
     @property
     def needs_dialogs(self) -> bool:
         """Whether the plan takes dialogs from the fetched archive."""
-        return self.plan.dialog_dir is None and any(isinstance(source, DialogSource) for source in self.plan.sources)
+        return self.plan.dialog_dir is None and any(
+            isinstance(source, DialogSource) or (isinstance(source, EXPORTS) and source.place == "dialogs")
+            for source in self.plan.sources
+        )
 
     def recipe_json(self) -> dict[str, Any]:
         """Return the recipe's JSON values."""

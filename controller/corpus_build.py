@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.build_bar import BuildBar
 from controller.configuration import CODE_ROOT
 from controller.github import defuse
 from controller.inputs import parse_set
@@ -50,9 +51,8 @@ def perform(around: Surroundings, wish: CorpusWish) -> int:
     request = make_request(wish, around.environ, lang)
     manifest_path = Path(str(request["manifest"]))
     manifest_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before = _changed_at(manifest_path)
     error = _build(request, around, is_json=wish.is_json)
-    if _changed_at(manifest_path) != before:
+    if error is None or error.code in ("gate_failed", "zero_samples"):
         _show(manifest_path, around, lang, is_json=wish.is_json)
     return 0 if error is None else tell_error(error, around, lang)
 
@@ -79,13 +79,9 @@ def make_request(wish: CorpusWish, environ: Mapping[str, str], lang: str) -> dic
     }
 
 
-def _changed_at(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
 def _build(request: Mapping[str, object], around: Surroundings, *, is_json: bool) -> ProjectError | None:
     """Run the builder with its log shown; return why it failed, None when it did not."""
-    lines_to = around.err if is_json else around.out
+    bar = BuildBar(around.err if is_json else around.out)
     sees = around.runner.sees()
     environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "PYTHONUNBUFFERED": "1"}
     error: ProjectError | None = None
@@ -103,7 +99,8 @@ def _build(request: Mapping[str, object], around: Surroundings, *, is_json: bool
                 error = told or error
                 shown = line if sees == "text" else public_line(line)
                 if told is None and shown is not None:
-                    lines_to.write(defuse(shown.rstrip("\n")) + "\n")
+                    bar.add(defuse(shown.rstrip("\n")))
+            bar.end()
     if child.returncode == 0:
         return None
     return error or ProjectError("setup_failed", step="corpus", exit_code=child.returncode, name="corpus build")

@@ -20,17 +20,20 @@ from typing import Any
 
 from controller.boxside.release_digest import release_digest
 from corpus_builder.errors import Named, ProjectError
-from corpus_builder.plan import Plan, SoulSource, ToolSource
+from corpus_builder.plan import EXPORTS, Plan, SoulSource, ToolSource
 
 #: Where this code lies; the floors are folders in it.
 CODE_ROOT = Path(__file__).resolve().parents[1]
 CODE_FOLDERS = ("corpus_builder", "trainer", "controller", "configs")
 CODE_SUFFIXES = frozenset({".py", ".yaml", ".json", ".txt", ".po", ".mo"})
 #: `†`: modules below the controller that also run on the box with the system's Python (tests/test_architecture.py).
-#: They and `controller.boxside` are the agent.
+#: They and `controller.boxside` are the agent, but for what `ONLY_STEPS` names.
 AGENT_MODULES = (
     "corpus_builder.archive",
+    "corpus_builder.archive_limits",
+    "corpus_builder.archive_members",
     "corpus_builder.errors",
+    "corpus_builder.legacy_encodings",
     "corpus_builder.log_lines",
     "trainer.base_model",
     "trainer.run_paths",
@@ -43,6 +46,19 @@ AGENT_MODULES = (
     "trainer.supervise",
 )
 BOXSIDE = "controller/boxside"
+#: Modules of the setup's steps: they run from the release on the box, and no request of the agent needs them.
+ONLY_STEPS = frozenset(
+    {
+        "corpus_builder.archive",
+        "corpus_builder.archive_limits",
+        "corpus_builder.archive_members",
+        "corpus_builder.legacy_encodings",
+        "controller.boxside.addresses",
+        "controller.boxside.download",
+        "controller.boxside.fetch",
+        "controller.boxside.setup_steps",
+    }
+)
 MAX_BUNDLE_BYTES = 60 * 2**10
 _CHUNK = 2**18
 _BLOCK = tarfile.BLOCKSIZE
@@ -55,7 +71,7 @@ def agent_bundle() -> bytes:
     for path in sorted((CODE_ROOT / BOXSIDE).glob("*.py")):
         if path.stem != "__init__":
             paths[f"{BOXSIDE.replace('/', '.')}.{path.stem}"] = path
-    sources = {name: path.read_text("utf-8") for name, path in sorted(paths.items())}
+    sources = {name: path.read_text("utf-8") for name, path in sorted(paths.items()) if name not in ONLY_STEPS}
     return zlib.compress(json.dumps(sources, ensure_ascii=False).encode(), 9)
 
 
@@ -143,6 +159,10 @@ def source_files(repo_root: Path, plan: Plan) -> list[str]:
                 names.update(path.relative_to(repo_root).as_posix() for path in matches)
         elif isinstance(source, ToolSource):
             names.add(_relative(source.path, plan))
+        elif isinstance(source, EXPORTS) and source.place == "repo":
+            for pattern in source.files:
+                matches = repo_root.glob(_relative(pattern, plan))
+                names.update(path.relative_to(repo_root).as_posix() for path in matches)
     return sorted(names)
 
 

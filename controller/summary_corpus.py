@@ -26,6 +26,8 @@ def corpus(manifest: Manifest, expected: Mapping[str, float], words: Words) -> l
     drops = _drops(manifest, words)
     if drops:
         parts += [f"### {words('summary.drops')}", drops]
+    if manifest.findings:
+        parts += [f"### {words('report.findings')}", _findings(manifest, words)]
     return parts
 
 
@@ -95,3 +97,16 @@ def _drops(manifest: Manifest, words: Words) -> str:
         head,
         [(words.sample_class(name), reason, number(units)) for (name, reason), units in sorted(counted.items())],
     )
+
+
+def _findings(manifest: Manifest, words: Words) -> str:
+    """Return what the checks found, counted by kind; the places stand in the manifest on the box."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for finding in manifest.findings:
+        counts[finding.kind, finding.action] += finding.count
+    head = (words("report.kind"), words("report.done"), words("report.places"))
+    rows = [
+        (words.or_itself("finding", kind), words.or_itself("done", action), number(count))
+        for (kind, action), count in counts.items()
+    ]
+    return table(head, rows)

@@ -15,6 +15,7 @@ from controller.boxside.download import Link, download
 from controller.boxside.folders import make_private_folder, point_to
 from controller.boxside.work import read_json
 from corpus_builder.archive import extract_archive, load_account
+from corpus_builder.archive_limits import Limits, limits_of
 from corpus_builder.errors import Named, ProjectError
 from corpus_builder.log_lines import log_line
 from trainer.journal import save_json
@@ -26,16 +27,16 @@ _CHUNK_BYTES = 1 << 20
 
 def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Bring the dialogs of a fetch request to `raw/bingshuo-dialog`."""
-    paths, dialog = DataPaths(request["data"]), request["dialog"]
+    paths, dialog, limits = DataPaths(request["data"]), request["dialog"], limits_of(request.get("limits"))
     if dialog["kind"] == "none":
         say("no dialogs are asked for")
         return
     make_private_folder(paths.archives)
     if dialog["kind"] == "path":
-        sha256 = _take_path(paths, dialog["path"])
+        sha256 = _take_path(paths, dialog["path"], limits)
     else:
         link = Link(environment.get(DIALOG_URL, ""), request["allow"])
-        sha256 = _take_link(paths, link, is_fresh=bool(dialog["fresh"]))
+        sha256 = _take_link(paths, link, limits, is_fresh=bool(dialog["fresh"]))
     aside = point_to(paths.dialog_pointer, os.path.join(os.path.basename(paths.archives), sha256))
     if aside is not None:
         say("a real folder lay where the pointer belongs; it stays as {name}", name=Named(os.path.basename(aside)))
@@ -46,7 +47,7 @@ def say(sentence: str, **values: Any) -> None:
     print(log_line("fetch", sentence, **values), flush=True)
 
 
-def _take_path(paths: DataPaths, path: str) -> str:
+def _take_path(paths: DataPaths, path: str, limits: Limits) -> str:
     """Return the sha256 of a ZIP on the box, extracted."""
     if not os.path.isfile(path):
         raise ProjectError("dialog_zip_missing", path=Named(path))
@@ -58,18 +59,20 @@ def _take_path(paths: DataPaths, path: str) -> str:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise ProjectError("dialog_zip_unreadable", path=Named(path), reason=reason) from error
-    _extract(paths, path, sha256.hexdigest())
+    _extract(paths, path, sha256.hexdigest(), limits)
     return sha256.hexdigest()
 
 
-def _take_link(paths: DataPaths, link: Link, *, is_fresh: bool) -> str:
+def _take_link(paths: DataPaths, link: Link, limits: Limits, *, is_fresh: bool) -> str:
     """Return the sha256 of the ZIP behind a link, extracted; the one that is there already, where that is the same."""
     known = None if is_fresh else _find_earlier(paths, link)
+    account = load_account(paths.archive(known["sha256"])) if known else None
+    is_current = account is not None and account.holds_under(limits)
     try:
         fetched = download(
             link,
             paths.download,
-            known_etag=known["etag"] if known else None,
+            known_etag=known["etag"] if known and is_current else None,
             say=lambda words: say("{words}", words=words),
         )
     except ProjectError as error:
@@ -82,7 +85,7 @@ def _take_link(paths: DataPaths, link: Link, *, is_fresh: bool) -> str:
         return str(known["sha256"])
     say("{bytes} bytes fetched, sha256 {sha256}", bytes=os.path.getsize(fetched.path), sha256=fetched.sha256)
     try:
-        _extract(paths, fetched.path, fetched.sha256)
+        _extract(paths, fetched.path, fetched.sha256, limits)
     finally:
         os.unlink(fetched.path)
     save_json(paths.archive(fetched.sha256) + ".json", {"source": link.source, "etag": fetched.etag})
@@ -101,11 +104,11 @@ def _find_earlier(paths: DataPaths, link: Link) -> Optional[Dict[str, Any]]:
     return {"sha256": sha256, "etag": about.get("etag")}
 
 
-def _extract(paths: DataPaths, zip_path: str, sha256: str) -> None:
-    """Extract a ZIP unless that was done before, and say what became of its members."""
+def _extract(paths: DataPaths, zip_path: str, sha256: str, limits: Limits) -> None:
+    """Extract a ZIP unless that was done under these limits, and say what became of its members."""
     account = load_account(paths.archive(sha256))
-    if account is None:
-        account = extract_archive(zip_path, paths.archive(sha256))
+    if account is None or not account.holds_under(limits):
+        account = extract_archive(zip_path, paths.archive(sha256), limits=limits)
     say(
         "archive {sha256}: {kept} file(s) kept, {refused} refused, {bytes} bytes",
         sha256=sha256[:16],

@@ -105,7 +105,12 @@ def plan_setup(args: Arguments) -> SetupPlan:
     recipe, dialog = args.mapping("recipe"), _checked_dialog(args, secrets)
     requests: Dict[str, Dict[str, Any]] = {
         "check": {"data": data, "root": root, "base_model_dir": recipe.get("base_model_dir")},
-        "fetch": {"data": data, "dialog": dialog, "allow": args.texts("fetch_allow", HOST)},
+        "fetch": {
+            "data": data,
+            "dialog": dialog,
+            "allow": args.texts("fetch_allow", HOST),
+            "limits": args.mapping("plan").get("archive"),
+        },
         "environment": {"root": root, "code": code, "python": None if mother is None else python, "lock": lock},
         "kernels": {"python": python},
         "corpus": _corpus_request(args, data, code, dialog),

@@ -113,6 +113,7 @@ class TrainPlan:
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",  # a person's own environment is never written to
             "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONWARNINGS": "ignore::FutureWarning",  # torch tells its own callers so, thousands of times a run
         }
         if self.is_on_cpu:
             threads = max(1, len(os.sched_getaffinity(0)) // self.ranks)

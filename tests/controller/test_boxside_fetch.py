@@ -114,7 +114,7 @@ def fetch(
     """Run the fetch step and return what it printed."""
     request = {
         "data": str(data), "allow": more.get("allow", store.allow),
-        "dialog": {"kind": kind, "path": path, "fresh": fresh},
+        "dialog": {"kind": kind, "path": path, "fresh": fresh}, "limits": more.get("limits"),
     }  # fmt: skip
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -273,6 +273,20 @@ def test_a_path_of_the_box_is_taken(store, tmp_path):
     assert dialogs(tmp_path / "data") == ["秘密 one.md"]
     with pytest.raises(ProjectError, match="dialog_zip_missing"):
         fetch(store, tmp_path / "data", kind="path", path=str(tmp_path / "none.zip"))
+
+
+def test_other_limits_extract_again_what_went_over_them(store, tmp_path):
+    store.body = make_zip()
+    with pytest.raises(ProjectError, match="archive_refused"):
+        fetch(store, tmp_path, limits={"max_members": 1})
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("more.zip", store.body)
+    store.body = inner.getvalue()
+    assert "refused ⟦more.zip⟧: nested_too_deep" in fetch(store, tmp_path, limits={"max_depth": 0})
+    assert "has not changed" in fetch(store, tmp_path, limits={"max_depth": 0})
+    assert "2 file(s) kept, 0 refused" in fetch(store, tmp_path, limits={"max_depth": 1})
+    assert "has not changed" in fetch(store, tmp_path, limits={"max_depth": 0})
 
 
 def test_a_real_folder_in_the_pointers_place_is_moved_aside_and_said(store, tmp_path):

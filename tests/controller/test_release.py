@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from controller.boxside.release_digest import release_digest
-from controller.release import AGENT_MODULES, CODE_ROOT, MAX_BUNDLE_BYTES, Release, agent_bundle, code_files, gather
+from controller.release import (
+    AGENT_MODULES,
+    CODE_ROOT,
+    MAX_BUNDLE_BYTES,
+    ONLY_STEPS,
+    Release,
+    agent_bundle,
+    code_files,
+    gather,
+    source_files,
+)
 from corpus_builder.errors import ProjectError
 from corpus_builder.plan import Plan
 
@@ -151,6 +161,16 @@ def test_in_a_checkout_git_decides(code):
     assert "code/trainer/b.py" not in [row["path"] for row in gather(code, code, plan_of()).files()]
 
 
+def test_exports_of_the_repository_travel_and_those_of_the_archive_do_not(repo):
+    for name in ("data/a.jsonl", "data/b.jsonl", "conversations.json"):
+        (repo / name).parent.mkdir(exist_ok=True)
+        (repo / name).write_text("x")
+    here = {"kind": "messages", "files": ["data/*.jsonl"], "place": "repo"}
+    there = {"kind": "chatgpt", "files": ["*.json"]}
+    plan = plan_of().model_dump(mode="json") | {"sources": [here, there]}
+    assert source_files(repo, Plan.model_validate(plan)) == ["data/a.jsonl", "data/b.jsonl"]
+
+
 def test_our_own_code_is_a_release():
     names = {row["path"] for row in gather(CODE_ROOT, CODE_ROOT, plan_of()).files()}
     assert {"code/controller/boxside/importer.py", "code/trainer/supervise.py"} <= names
@@ -162,6 +182,7 @@ def test_the_agent_fits_into_one_request_and_is_always_the_same():
     bundle = agent_bundle()
     assert len(bundle) <= MAX_BUNDLE_BYTES
     sources = json.loads(zlib.decompress(bundle))
-    assert {"controller.boxside.importer", *AGENT_MODULES} <= set(sources)
+    assert {"controller.boxside.importer", *AGENT_MODULES} - ONLY_STEPS <= set(sources)
+    assert not ONLY_STEPS & set(sources)
     agent_bundle.cache_clear()
     assert agent_bundle() == bundle
