@@ -44,4 +44,5 @@ $(VENV)/.installed: pyproject.toml $(CPU_LOCK)
 	touch $@
 
 packages:
-	@.ci/debian-packages sshd=openssh-server tmux=tmux shellcheck=shellcheck git=git c++=g++
+	@.ci/debian-packages sshd=openssh-server tmux=tmux shellcheck=shellcheck git=git c++=g++ chromium=chromium \
+		/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc=fonts-noto-cjk

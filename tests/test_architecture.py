@@ -14,6 +14,7 @@ FLOORS = {"corpus_builder": set(), "trainer": {"corpus_builder"}, "controller": 
 CONTRACTS = {
     "corpus_builder": {
         "errors", "log_lines", "say", "sample", "config", "plan", "suite", "manifest", "frame", "mask", "archive",
+        "archive_limits",
     },
     "trainer": {
         "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "children", "journal",
