@@ -182,9 +182,20 @@ def machine(demo: Demo, mother_model: Path) -> Iterator[Zy]:
         home = demo.box / "home"
         home.mkdir(parents=True, mode=0o700)
         # A tmux server of its own: the demo never meets the sessions of whoever runs it.
-        sshd = stack.enter_context(DemoSshd(scratch, home=home, environment={"TMUX_TMPDIR": str(scratch)}))
+        for_user = {"TMUX_TMPDIR": str(scratch), "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir())}
+        sshd = stack.enter_context(DemoSshd(scratch, home=home, environment=for_user))
         stack.callback(end_tmux_server, scratch)
         yield Zy(demo, {**environment, **sshd.settings()}, "ssh")
+
+
+def torch_extensions_dir() -> Path:
+    """Return where torch keeps what it compiles for this user, so that CPU Adam is built once and not in each demo.
+
+    Source: torch/utils/cpp_extension.py, `_get_build_directory`.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    by_version = cache / f"py{sys.version_info[0]}{sys.version_info[1]}_cpu"
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or by_version)
 
 
 def end_tmux_server(folder: Path) -> None:

@@ -22,13 +22,22 @@ from trainer.base_model import check_base_model
 
 #: Beside the result and one checkpoint of the base model's size: corpus, logs, packages on the way.
 RESERVE_GIB = 2.0
-_KERNELS = (
-    "import os\n"
-    "import torch\n"
-    "if not torch.cuda.is_available(): os.environ.setdefault('DS_ACCELERATOR', 'cpu')\n"
-    "from deepspeed.ops.op_builder import CPUAdamBuilder\n"
-    "CPUAdamBuilder().load()\n"
-)
+#: What DeepSpeed compiles on first use, a minute or two each: CPU Adam, and on a CPU the ranks' shared memory.
+#: Source: deepspeed/comm/torch.py, `build_shm_op`.
+_KERNELS = """
+import os
+import torch
+is_on_cpu = not torch.cuda.is_available()
+if is_on_cpu:
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder import CPUAdamBuilder
+CPUAdamBuilder().load()
+if is_on_cpu:
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    if builder is not None:
+        builder.load()
+"""
 
 
 def say(tag: str, sentence: str, **values: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from controller.demo import torch_extensions_dir
 from corpus_builder.sample import Message, Sample
 from tests.servers import DemoSshd
 from tests.tiny_run import write_base_model
@@ -157,8 +158,11 @@ def running_machine(folder: Path, **extra: str) -> Iterator[Machine]:
     with ExitStack() as stack:
         tmux = folder / "tmux"
         tmux.mkdir(parents=True)
-        extensions = Path.home() / f".cache/torch_extensions/py{sys.version_info[0]}{sys.version_info[1]}_cpu"
-        for_user = {"TMUX_TMPDIR": str(tmux), "TORCH_EXTENSIONS_DIR": str(extensions), "CUDA_VISIBLE_DEVICES": ""}
+        for_user = {
+            "TMUX_TMPDIR": str(tmux),
+            "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir()),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         sshd = stack.enter_context(DemoSshd(folder / "ssh", home=folder / "home", environment=for_user))
         machine = Machine(folder, sshd, dict(extra))
         (folder / "laptop").mkdir()
