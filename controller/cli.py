@@ -160,8 +160,8 @@ def tail_log(**options: Any) -> None:
 @zy.command()
 @box_options
 @click.option(
-    "--grace-minutes", type=click.FloatRange(min=0), default=10.0, show_default=True,
-    help="How long a run may take to save a checkpoint before it is ended by force.",
+    "--grace-minutes", type=click.FloatRange(0, 10), default=10.0, show_default=True,
+    help="How long to wait for a checkpoint before force; a run itself gives up after its own 10.",
 )  # fmt: skip
 def kill(**options: Any) -> None:
     """End the run and the setup on the machine, with a checkpoint where there is time for one."""

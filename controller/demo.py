@@ -55,9 +55,12 @@ class Demo:
 
 
 def run_demo(out: Path, *, is_tiny: bool, lang: str) -> int:
-    """Do the whole job in `out` and return 0, or 9 when the trained model misses its suite.
+    """Do the whole job in `out` and return 0.
 
     A random model (`is_tiny`) learns nothing worth judging: there the columns are shown and not judged.
+
+    Raises:
+        ProjectError: `not_ready`: the trained model misses its suite; `not_taught`: the base model knew it already.
     """
     demo = Demo(out=out.absolute(), is_tiny=is_tiny, lang=lang)
     prepare_folder(demo.out)
@@ -80,7 +83,9 @@ def run_demo(out: Path, *, is_tiny: bool, lang: str) -> int:
     collect(demo)
     print(two_columns(before, after, lang), flush=True)
     tell(demo, "done", folder=os.path.relpath(demo.out))
-    return 0 if is_tiny or after["right"] >= suite["pass_at_least"] else 9
+    if not is_tiny:
+        judge(before, after, suite)
+    return 0
 
 
 def prepare_folder(out: Path) -> None:
@@ -116,6 +121,19 @@ def ask_suite(demo: Demo, model_dir: Path, suite: Mapping[str, Any], name: str) 
     return answers
 
 
+def judge(before: Mapping[str, Any], after: Mapping[str, Any], suite: Mapping[str, Any]) -> None:
+    """Raise `not_taught` or `not_ready` unless training taught what the suite asks."""
+    total = after["total"]
+    if before["right"] > suite["before_at_most"]:
+        raise ProjectError(
+            "not_taught", right=before["right"], total=total, most=suite["before_at_most"], suite=suite["name"]
+        )
+    if after["right"] < suite["pass_at_least"]:
+        raise ProjectError(
+            "not_ready", right=after["right"], total=total, wanted=suite["pass_at_least"], suite=suite["name"]
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Zy:
     """The command line, as the workflow calls it: a process of its own with settings in its environment."""
@@ -135,6 +153,13 @@ class Zy:
         if done.returncode not in is_expected:
             raise SystemExit(done.returncode)
         return done.returncode
+
+    def end_what_is_left(self) -> None:
+        """End a run that an interrupted demo would leave behind: it survives its connection by design."""
+        if any(not (folder / "outcome.json").exists() for folder in Path(self.demo.data.runs).glob("*/")):
+            subprocess.run(
+                self.argv("kill", "--grace-minutes", "0"), env=dict(self.environment), cwd=CODE_ROOT, check=False
+            )
 
     def _recipe(self, action: str) -> tuple[str, ...]:
         return ("--recipe", "demo") if action.startswith("setup") else ()
@@ -176,7 +201,9 @@ def machine(demo: Demo, mother_model: Path) -> Iterator[Zy]:
         environment = base_environment(demo, mother_model, url=url, fetch_allow=address)
         if find_sshd() is None:
             tell(demo, "no_sshd")
-            yield Zy(demo, environment, "local")
+            zy = Zy(demo, environment, "local")
+            stack.callback(zy.end_what_is_left)
+            yield zy
             return
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zy-")))
         home = demo.box / "home"
@@ -185,7 +212,9 @@ def machine(demo: Demo, mother_model: Path) -> Iterator[Zy]:
         for_user = {"TMUX_TMPDIR": str(scratch), "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir())}
         sshd = stack.enter_context(DemoSshd(scratch, home=home, environment=for_user))
         stack.callback(end_tmux_server, scratch)
-        yield Zy(demo, {**environment, **sshd.settings()}, "ssh")
+        zy = Zy(demo, {**environment, **sshd.settings()}, "ssh")
+        stack.callback(zy.end_what_is_left)
+        yield zy
 
 
 def torch_extensions_dir() -> Path:
@@ -199,10 +228,10 @@ def torch_extensions_dir() -> Path:
 
 
 def end_tmux_server(folder: Path) -> None:
-    """End the tmux server of this demo, if one is left."""
-    subprocess.run(
-        ["tmux", "kill-server"], env={**os.environ, "TMUX_TMPDIR": str(folder)}, stderr=subprocess.DEVNULL, check=False
-    )
+    """End the tmux server of this demo, if one is left; without tmux there is none."""
+    if shutil.which("tmux") is not None:
+        environment = {**os.environ, "TMUX_TMPDIR": str(folder)}
+        subprocess.run(["tmux", "kill-server"], env=environment, stderr=subprocess.DEVNULL, check=False)
 
 
 def base_environment(demo: Demo, mother_model: Path, *, url: str, fetch_allow: str) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 `ZY_RUNNER_PYTHON` may name a Python that has what zyforge depends on (a self-hosted runner's): then nothing is
 installed, and it runs the code of this commit. Otherwise an environment is made below `RUNNER_TEMP`, by `uv` where
-there is one. The object storage clients are
-installed only where a storage secret is set: building one of them takes longer than all the rest.
+there is one. The object storage clients are installed only where a storage secret is set: building one of them takes
+longer than all the rest. No package's build script sees a secret.
 
 Side effects: an environment on the runner; one line in `GITHUB_PATH`.
 """
@@ -41,6 +41,11 @@ def commands(folder: Path, package: str, *, python: str, uv: str | None) -> list
     return [[python, "-m", "venv", str(folder)], pip]
 
 
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which packages are built: nobody's build script sees a key. Pure."""
+    return {name: value for name, value in environ.items() if not name.startswith(("ZY_", "AWS_", "INPUT_"))}
+
+
 def install(environ: Mapping[str, str]) -> Path:
     """Return the folder of the `zy` command, made where there is none yet."""
     folder = Path(environ["RUNNER_TEMP"]) / "zyforge"
@@ -49,7 +54,7 @@ def install(environ: Mapping[str, str]) -> Path:
         write_launcher(folder / "bin" / "zy", python=given)
     elif not (folder / "bin" / "zy").exists():
         for command in commands(folder, wanted(environ), python=sys.executable, uv=shutil.which("uv")):
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, env=without_secrets(environ))
     return folder / "bin"
 
 

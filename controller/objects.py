@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from controller.settings import Settings, is_maskable
-from corpus_builder.errors import ProjectError
+from corpus_builder.errors import Named, ProjectError
 
 FIELD = "dialog_zip"
 SECRET = "ZY_BINGSHUO_DIALOG_URL"
@@ -100,7 +100,7 @@ def _link(text: str, settings: Settings, *, name: str) -> DialogSource:
     if parts.username or parts.password:
         raise _wrong(name, "reason.address_login")
     if parts.scheme.lower() == "http" and host not in settings.fetch_allow:
-        raise ProjectError("url_refused", host=host, reason="reason.plain_http")
+        raise ProjectError("url_refused", host=Named(host), reason="reason.plain_http")
     return DialogSource("url", "link", url=text.partition("#")[0])
 
 

@@ -38,7 +38,7 @@ def settings_page() -> str:
             "",
             "# Variables that override a recipe or a plan",
             "",
-            "The file counts least, a variable more, `--set key=value` most.",
+            "The file counts least, a variable more, `--set key=value` most; so does the form's `base_model_dir`.",
             "",
             *override_table("recipe", Recipe, RECIPE_VARIABLES),
             "",

@@ -68,7 +68,6 @@ EXIT_CODES: Dict[str, int] = {
     "answer_unreadable": EXIT_UNREACHABLE,
     # box unfit
     "box_no_python": EXIT_UNFIT,
-    "box_no_tmux": EXIT_UNFIT,
     "box_not_writable": EXIT_UNFIT,
     "box_disk_full": EXIT_UNFIT,
     "environment_failed": EXIT_UNFIT,
@@ -80,6 +79,7 @@ EXIT_CODES: Dict[str, int] = {
     "deadline_passed": EXIT_DEADLINE,
     # run failed
     "setup_failed": EXIT_RUN_FAILED,
+    "training_not_started": EXIT_RUN_FAILED,
     "run_failed": EXIT_RUN_FAILED,
     "run_not_found": EXIT_RUN_FAILED,
     "labels_disagree": EXIT_RUN_FAILED,
@@ -94,9 +94,9 @@ EXIT_CODES: Dict[str, int] = {
     # refused
     "not_confirmed": EXIT_REFUSED,
     "lock_held": EXIT_REFUSED,
-    "version_exists": EXIT_REFUSED,
     # acceptance
     "not_ready": EXIT_NOT_READY,
+    "not_taught": EXIT_NOT_READY,
 }
 
 PUBLIC = "public"

@@ -188,7 +188,7 @@ def _loads(line: bytes) -> Any:
 def read_at(file: JsonFile, prefix: str, *, is_mapping: bool = False) -> Iterator[tuple[int, Any]]:
     """Yield the values that stand at an ijson prefix, numbered from 1; of a mapping, its keys with their values.
 
-    Source: https://pypi.org/project/ijson, "prefix": `item` is each item of a list.
+    Source: ijson's README, section "Prefix": `item` is each item of a list.
     """
     import ijson
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from corpus_builder.config import Resolved, Section, load_config
-from corpus_builder.plan import Count, Words
+from corpus_builder.plan import Count, CountOrNone, Words
 
 
 class Question(Section):
@@ -26,6 +26,9 @@ class Suite(Section):
     system_prompt: str | None = None
     max_new_tokens: Count = 48
     pass_at_least: Count
+    before_at_most: CountOrNone | None = Field(
+        None, description="right answers of the base model that leave training something to teach"
+    )
     questions: tuple[Question, ...] = Field(min_length=1)
 
 

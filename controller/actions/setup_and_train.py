@@ -6,11 +6,12 @@ deadline ends the watching and never the run. Side effects: through the box.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from controller.actions import setup_only
 from controller.configuration import Configuration, load_configuration
-from controller.follow import Followed, follow
+from controller.follow import LOST_CODES, Followed, follow
 from controller.inputs import MAX_WATCH_MINUTES
 from controller.job import Job
 from controller.reports import SetupReport, Step, StepsReport, TrainReport
@@ -42,11 +43,13 @@ def run(box: Box, job: Job) -> TrainReport | SetupReport | StepsReport:
 
     setup = setup_only.set_up(box, job, wish, sources, facts)
     if setup.error is not None:
-        return setup
-    if setup.manifest is not None:
-        check_gates(setup.manifest)
+        return replace(setup, error=red_error(setup.error, setup.setup_id))
+    manifest = setup.manifest
+    if manifest is None:  # the setup succeeded, but the link broke before the counts came
+        raise ProjectError("connection_lost", host=box.name, reason="reason.no_manifest")
+    check_gates(manifest)
 
-    run_id = start_run(box, job, wish, sources.release.digest)
+    run_id = start_run(box, job, wish, sources.release.digest, manifest.samples_sha256)
     if job.inputs.watch_minutes == 0:
         return TrainReport(
             action=job.inputs.action, setup=setup, run_id=run_id, version=wish.recipe.version, state=STARTING
@@ -76,6 +79,13 @@ def check_no_run(facts: dict[str, Any]) -> None:
         raise ProjectError("lock_held", action=lock["action"], name=lock["name"], owner=lock["owner"])
 
 
+def red_error(error: ProjectError, setup_id: str) -> ProjectError:
+    """Return why no training was started. A setup that outlasts the deadline goes on; a training would not. Pure."""
+    if error.code != "deadline_passed":
+        return error
+    return ProjectError("training_not_started", name=f"setup {setup_id}")
+
+
 def start_step(job: Job, wish: Configuration) -> Step:
     """Return the last step of a dry run. Pure."""
     values: dict[str, Value] = {
@@ -87,12 +97,13 @@ def start_step(job: Job, wish: Configuration) -> Step:
     return Step(key="start_run", values=values)
 
 
-def start_run(box: Box, job: Job, wish: Configuration, digest: str) -> str:
-    """Start the run in its session and return its id."""
+def start_run(box: Box, job: Job, wish: Configuration, digest: str, samples_sha256: str) -> str:
+    """Start the run in its session and return its id; refused if the samples are no longer those of the summary."""
     request = {
         **job.places,
         **job.audit,
         "digest": digest,
+        "samples_sha256": samples_sha256,
         "run_id": new_run_id(job.utc_now()),
         "version": wish.recipe.version,
         "recipe": wish.recipe_json(),
@@ -128,4 +139,10 @@ def _remedy(followed: Followed) -> str | None:
 
 
 def _checkpoints(box: Box, job: Job) -> tuple[dict[str, Any], ...]:
-    return tuple(box.ask("status", job.places, timeout_s=STATUS_TIMEOUT_S)["checkpoints"])
+    """Return the checkpoints on the box; none where the link is gone, so that it never hides how the run ended."""
+    try:
+        return tuple(box.ask("status", job.places, timeout_s=STATUS_TIMEOUT_S)["checkpoints"])
+    except ProjectError as error:
+        if error.code not in LOST_CODES:
+            raise
+        return ()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from controller.configuration import CODE_ROOT, Configuration, load_configuration
-from controller.follow import Followed, follow
+from controller.follow import LOST_CODES, Followed, follow
 from controller.inputs import MAX_WATCH_MINUTES
 from controller.job import Job
 from controller.objects import DialogSource, resolve_dialog
@@ -192,6 +192,11 @@ def setup_error(followed: Followed) -> ProjectError | None:
 
 
 def fetch_manifest(box: Box, job: Job) -> Manifest | None:
-    """Return the manifest on the box, None when there is none."""
-    packed = box.ask("manifest", {"data": job.settings.data}, timeout_s=FACTS_TIMEOUT_S)["manifest"]
+    """Return the manifest on the box; None when there is none, or when the link is gone: that hides no result."""
+    try:
+        packed = box.ask("manifest", {"data": job.settings.data}, timeout_s=FACTS_TIMEOUT_S)["manifest"]
+    except ProjectError as error:
+        if error.code not in LOST_CODES:
+            raise
+        return None
     return None if packed is None else manifest_from_json(packed)

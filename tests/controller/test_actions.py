@@ -330,3 +330,34 @@ def test_kill_in_a_dry_run_ends_nothing(job):
     box = FakeBox({"status": [at_work(setup="running")]})
     report = kill.run(box, replace(job, is_dry_run=True))
     assert [item.values["name"] for item in report.steps] == ["r-1", "s-1"]
+
+
+def test_setup_that_outlasts_the_deadline_is_red_where_a_training_was_asked_for(tmp_path, clock):
+    box = box_for_setup(step("running"))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert (report.error.code, report.error.exit_code) == ("training_not_started", 6)
+    assert "start_train" not in box.operations
+
+
+def test_training_is_bound_to_the_samples_of_the_summary(tmp_path, clock):
+    box = training_box(step("succeeded"))
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert dict(box.asked)["start_train"]["samples_sha256"] == report.setup.manifest.samples_sha256
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed"])
+def test_link_that_breaks_after_the_end_hides_no_result(tmp_path, clock, state):
+    box = training_box(step(state, outcome={"exit_code": 1, "reason": "exit code 1", "remedy": None}))
+    box.answers["status"] = [ProjectError("connection_lost", host="h", reason="r")]
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert report.state == state
+    assert report.checkpoints == ()
+    assert (report.error is None) == (state == "succeeded")
+
+
+def test_link_that_breaks_before_the_counts_starts_no_training(tmp_path, clock):
+    box = training_box(step("succeeded"))
+    box.answers["manifest"] = [ProjectError("connection_lost", host="h", reason="r")]
+    with pytest.raises(ProjectError, match="connection_lost"):
+        setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert "start_train" not in box.operations

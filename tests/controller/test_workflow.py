@@ -125,7 +125,7 @@ def test_only_the_choice_and_registered_values_travel_by_environment():
 
 def test_every_setting_is_handed_over_and_a_secret_only_as_a_secret():
     environment = our_step()["env"]
-    overrides = {*PLAN_VARIABLES, *RECIPE_VARIABLES} - {"ZY_BASE_MODEL_DIR"}  # the form has a field for that one
+    overrides = {*PLAN_VARIABLES, *RECIPE_VARIABLES}
     assert set(environment) == {setting.name for setting in SETTINGS} | overrides | {"ZY_RUNNER_PYTHON"}
     for setting in SETTINGS:
         assert setting.name in environment[setting.name]
