@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
-from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Deque, Dict, Mapping, Optional, Sequence, Tuple
 
 from corpus_builder.errors import ProjectError, parse_error_line
 from trainer.progress import Event, Progress, format_event, parse_line
@@ -41,19 +41,34 @@ def now_utc() -> str:
 def save_json(path: str, value: Any) -> None:
     """Write `value` to `path` by rename, on the disk before it is named, readable by the owner only."""
     partial = "%s.partial.%d" % (path, os.getpid())
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        _remove(partial)  # what a full disk took of it holds room that the next file needs
+        raise
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def request_stop(paths: RunPaths, mode: str) -> None:
     """Ask for a stop, by rename: rank 0 reads the file at a step border."""
     partial = "%s.partial.%d" % (paths.stop, os.getpid())
-    with open(partial, "w", encoding="ascii") as file:
-        file.write(mode + "\n")
-    os.replace(partial, paths.stop)
+    try:
+        with open(partial, "w", encoding="ascii") as file:
+            file.write(mode + "\n")
+        os.replace(partial, paths.stop)
+    except OSError:
+        _remove(partial)
+        raise
 
 
 def jsonable(value: Any) -> Any:
@@ -66,7 +81,7 @@ def jsonable(value: Any) -> Any:
 
 
 class Journal:
-    """One attempt's account. A full disk costs lines of the log, counted in `unwritten_lines`, never the run."""
+    """One attempt's account. A full disk costs lines and states, counted in `unwritten_lines`, never the run."""
 
     def __init__(self, paths: RunPaths, *, attempt: int, secrets: Sequence[str] = ()) -> None:
         self.paths = paths
@@ -80,7 +95,7 @@ class Journal:
         self._state_written_at = -math.inf
         os.makedirs(os.path.dirname(paths.log), mode=0o700, exist_ok=True)
         descriptor = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._log = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (held for the attempt)
+        self._log: BinaryIO = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (held for the attempt)
         self.log_start = self.log_size
 
     @property
@@ -93,7 +108,7 @@ class Journal:
         for secret in self._secrets:
             line = line.replace(secret, b"<redacted>")
         try:
-            self._log.write(line)
+            _write_whole(self._log, line)
             if second_log is not None:
                 with open(os.open(second_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
                     file.write(line)
@@ -177,8 +192,18 @@ class Journal:
             self.unwritten_lines += 1
 
     def tail(self, max_bytes: int = 256 * 1024) -> str:
-        """Return the end of this attempt's log, for the table of known failures."""
-        with open(self.paths.log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self.log_start, size - max_bytes))
-            return file.read().decode("utf-8", errors="replace")
+        """Return the end of this attempt's log, for the table of known failures; empty when it cannot be read."""
+        try:
+            with open(self.paths.log, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self.log_start, size - max_bytes))
+                return file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data`; a disk that fills up takes a part first, and refuses only the rest."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]

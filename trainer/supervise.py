@@ -5,7 +5,8 @@ the run, the lock, child processes. State never depends on tmux: SIGHUP is ignor
 
     {"kind": "setup", "folder": "/data/zy/setups/s1", "data": "/data/zy", "log": "/data/zy/logs/setup.log",
      "lock": "/opt/zy/locks/setup.json", "owner": "alice", "action": "setup-only", "name": "s1", "final": null,
-     "steps": [{"name": "check", "argv": ["python3", "-m", "…"], "cwd": "/opt/…/code", "env": {}, "log": null}],
+     "steps": [{"name": "fetch", "argv": ["python3", "-m", "…"], "cwd": "/opt/…/code", "env": {}, "log": null,
+                "secrets": ["ZY_DIALOG_URL"]}],
      "grace_s": 120}
 """
 
@@ -36,13 +37,14 @@ ENDED_AT_ONCE = "ended at once on request"
 
 @dataclass(frozen=True)
 class Step:
-    """One child: `env` holds no secrets, `log` is a second log."""
+    """One child: `env` holds no secrets, `log` is a second log, `secrets` names the ones that it needs."""
 
     name: str
     argv: List[str]
     cwd: str
     env: Dict[str, str] = field(default_factory=dict)
     log: Optional[str] = None
+    secrets: List[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Supervisor:
         self.tag = "train" if spec.kind == TRAIN else "setup"
         self._secrets = secrets
         self._stop_seen_at: Optional[float] = None
+        self._unwritten_stop: Optional[str] = None  # what a signal asked for while the disk was full
         self.attempts.append(
             {
                 "attempt": self.journal.attempt,
@@ -107,15 +110,27 @@ class Supervisor:
                 "log_start": self.journal.log_start,
             }
         )
-        self._save_attempts()
+        self._save_attempts()  # before anything runs, a disk that takes nothing is a failure
 
     def _save_attempts(self) -> None:
         save_json(self.spec.paths.supervisor, {"attempts": self.attempts})
 
+    def _try_to_save_attempts(self) -> None:
+        try:
+            self._save_attempts()
+        except OSError:
+            self.journal.unwritten_lines += 1
+
     def on_signal(self, number: int, frame: object) -> None:
         """SIGTERM and SIGINT ask for what the kind can do: a checkpoint, or the end."""
-        if not os.path.exists(self.spec.paths.stop):
-            request_stop(self.spec.paths, CHECKPOINT if self.spec.kind == TRAIN else NOW)
+        if os.path.exists(self.spec.paths.stop):
+            return
+        mode = CHECKPOINT if self.spec.kind == TRAIN else NOW
+        try:
+            request_stop(self.spec.paths, mode)
+        except OSError:
+            self.journal.unwritten_lines += 1
+            self._unwritten_stop = mode
 
     def run(self) -> End:
         """Run the steps in order until one fails or a stop ends them."""
@@ -141,18 +156,21 @@ class Supervisor:
     def _run_step(self, step: Step) -> End:
         """Run one child to its end, or end it when a stop asks for that."""
         environment = dict(_inherited_environment(), **step.env)
-        environment.update(self._secrets)
+        environment.update((name, self._secrets[name]) for name in step.secrets if name in self._secrets)
         try:
             popen = start_child(step.argv, cwd=step.cwd, environment=environment, mark=self.mark)
         except OSError as error:
             return End(FAILED, "step %s could not start: %s" % (step.name, type(error).__name__))
-        child = describe_child(popen, self.mark)
-        self.attempts[-1]["child"] = child.to_json()
-        self._save_attempts()
-        killed_because = self._follow(popen, child, step)
-        left = end_group(child, reap=popen.poll)
-        if left:
-            self.journal.say(log_line(self.tag, "{count} process(es) could not be ended", count=len(left)))
+        child = Child(None, popen.pid, self.mark)  # until it is identified, its mark finds it
+        try:
+            child = describe_child(popen, self.mark)
+            self.attempts[-1]["child"] = child.to_json()
+            self._try_to_save_attempts()
+            killed_because = self._follow(popen, child, step)
+        finally:
+            left = end_group(child, reap=popen.poll)
+            if left:
+                self.journal.say(log_line(self.tag, "{count} process(es) could not be ended", count=len(left)))
         code = popen.wait()
         if killed_because is None and code != 0 and self._asked_to_stop() == NOW:
             killed_because = ENDED_AT_ONCE  # it went by itself, a moment before we ended it
@@ -203,10 +221,10 @@ class Supervisor:
             with open(self.spec.paths.stop, encoding="ascii", errors="replace") as file:
                 return CHECKPOINT if file.read().strip() == CHECKPOINT else NOW
         except OSError:
-            return None
+            return self._unwritten_stop
 
     def finish(self, end: End) -> Outcome:
-        """Write `state.json` and then `outcome.json`."""
+        """Write what can be written, and `outcome.json` last; raise OSError when that one cannot be."""
         remedy = find_remedy(self.journal.tail()) if end.state == FAILED else None
         outcome = Outcome(
             state=end.state,
@@ -219,8 +237,11 @@ class Supervisor:
             error=self.journal.error.to_json() if self.journal.error and end.state == FAILED else None,
         )
         self.journal.save_state(end.state, "", is_urgent=True)
+        if self.journal.unwritten_lines:
+            count = self.journal.unwritten_lines
+            self.journal.say(log_line(self.tag, "{count} line(s) or file(s) could not be written", count=count))
         self.attempts[-1]["log_end"] = self.journal.log_size
-        self._save_attempts()
+        self._try_to_save_attempts()
         save_json(self.spec.paths.outcome, asdict(outcome))
         return outcome
 
@@ -261,8 +282,8 @@ def supervise(spec: Spec) -> int:
     try:
         take_lock(spec.lock, Lock(spec.owner, spec.action, spec.name, me))
     except ProjectError as error:
-        save_json(spec.paths.error, error.to_json())
         _forget(spec.paths.secrets)
+        save_json(spec.paths.error, error.to_json())
         return EXIT_REFUSED
     try:
         try:
@@ -281,8 +302,10 @@ def supervise(spec: Spec) -> int:
         state = supervisor.finish(end).state
         return 0 if state in (SUCCEEDED, INTERRUPTED) else EXIT_RUN_FAILED
     finally:
-        _forget(spec.paths.secrets)
-        release_lock(spec.lock, me)
+        try:
+            _forget(spec.paths.secrets)
+        finally:
+            release_lock(spec.lock, me)
 
 
 def _forget(path: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from controller.boxside.facts import Gpus
 from controller.boxside.folders import make_private_folder
 from controller.boxside.work import read_json
-from corpus_builder.errors import ProjectError
+from corpus_builder.errors import Named, ProjectError
 from trainer.journal import now_utc, save_json
 from trainer.run_paths import RootPaths
 
@@ -54,6 +54,8 @@ def lock_name(gpus: Gpus) -> str:
 
     Source: PyPI's torch wheels carry sm_70 in builds before 2.11 only (pytorch#172352).
     """
+    if gpus.is_installed and gpus.rows is None:  # "could not ask" is never "there is none"
+        raise ProjectError("environment_failed", path="nvidia-smi", reason="it is installed and does not answer")
     if not gpus.rows:
         return "cpu"
     capability = min(_capability(row) for row in gpus.rows)
@@ -121,7 +123,8 @@ def probe(python: str) -> Dict[str, str]:
         raise ProjectError("environment_unusable", path=python, reason=type(error).__name__) from error
     found = [line for line in answer.stdout.splitlines() if line.startswith(_MARKER)]
     if answer.returncode != 0 or not found:
-        reason = (answer.stderr.strip().splitlines() or ["exit code %d" % answer.returncode])[-1][:200]
+        words = answer.stderr.strip().splitlines()  # of a foreign program: it may name files and people
+        reason = Named(words[-1][:200]) if words else "exit code %d" % answer.returncode
         raise ProjectError("environment_unusable", path=python, reason=reason)
     return dict(json.loads(found[-1][len(_MARKER) :]))
 

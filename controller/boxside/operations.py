@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from dataclasses import asdict
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from controller.boxside.arguments import Arguments
 from controller.boxside.facts import read_live_lock
@@ -21,16 +21,20 @@ from controller.boxside.setup_plan import SetupPlan, plan_setup
 from controller.boxside.train_plan import plan_training
 from controller.boxside.work import KINDS, SESSIONS, SETUP, TRAIN, Work, find_works, load_work, lock_path, look_at
 from corpus_builder.errors import ProjectError
-from trainer.children import end_group, find_members
+from trainer.children import Child, end_group, find_members
 from trainer.journal import CHECKPOINT, NOW, now_utc, request_stop, save_json, seconds_since_boot
-from trainer.locks import boot_id, is_alive, read_lock
+from trainer.locks import Process, boot_id, identify, is_alive, read_lock
 from trainer.run_paths import DataPaths
 from trainer.run_state import KILLED, Outcome
 
 START_PATIENCE_S = 15.0
+#: One that has the lock is at work, on a slow disk maybe: it gets this much more.
+LOCKED_PATIENCE_S = 60.0
 #: A work that has written its outcome lets its lock go a moment later.
 ENDING_PATIENCE_S = 5.0
 END_PATIENCE_S = 25.0
+#: From a KILL to the end of a process that hangs in no disk.
+_KILL_PATIENCE_S = 2.0
 _SURVIVORS_OF = 3  # the newest ended works whose children are looked for
 
 
@@ -60,10 +64,13 @@ def _join(plan: SetupPlan, holder: str) -> Dict[str, Any]:
 
 
 def start_train(args: Arguments) -> Dict[str, Any]:
-    """Operation `start_train`: begin a run; while one runs it is `lock_held`."""
+    """Operation `start_train`: begin a run; `lock_held` while one runs, or a setup that may change its corpus."""
     plan = plan_training(args)
     if _wait_for_free_lock(plan.root, TRAIN, plan.data) is not None:
         raise _held(plan.root, TRAIN)
+    setup = _wait_for_free_lock(plan.root, SETUP, plan.data)
+    if setup is not None and load_work(plan.data, SETUP, setup) is not None:  # else one of another data folder
+        raise _held(plan.root, SETUP)
     plan.check()
     _prepare(plan)
     _launch(plan, plan.spec(), {plan.paths.recipe: plan.recipe_json(), plan.paths.secrets: plan.secrets})
@@ -130,16 +137,65 @@ def _launch(plan: Any, spec: Dict[str, Any], files: Dict[str, Dict[str, Any]]) -
 
 
 def _wait_for_begin(plan: Any) -> None:
-    """Return when the supervisor holds the lock; raise what kept it from that, or `session_vanished`."""
-    give_up = time.monotonic() + START_PATIENCE_S
-    while time.monotonic() < give_up:
+    """Return when the supervisor is at work; raise what kept it from that, or `session_vanished` when it is gone."""
+    began = time.monotonic()
+    while time.monotonic() < began + START_PATIENCE_S or (
+        time.monotonic() < began + START_PATIENCE_S + LOCKED_PATIENCE_S and _has_lock(plan)
+    ):
         if os.path.exists(plan.paths.error):
             with open(plan.paths.error, encoding="utf-8") as file:
                 raise ProjectError.from_json(json.load(file))
         if os.path.exists(plan.paths.supervisor):
             return
         time.sleep(0.05)
+    _end_starting(plan)
     raise ProjectError("session_vanished", name=os.path.basename(plan.paths.folder))
+
+
+def _has_lock(plan: Any) -> bool:
+    lock = read_live_lock(lock_path(plan.root, plan.kind))
+    return lock is not None and lock.name == plan.id
+
+
+def _end_starting(plan: Any) -> None:
+    """End a supervisor that was started and is not at work yet, and what it may have started: its folder goes next."""
+    processes = _find_processes(supervisor_argv(plan.code, plan.paths.supervisor_spec))
+    lock = read_live_lock(lock_path(plan.root, plan.kind))
+    if lock is not None and lock.name == plan.id:
+        processes.append(lock.process)
+    for process in processes:
+        _kill_process(process)
+    end_group(Child(None, 0, plan.paths.folder))
+
+
+def _find_processes(argv: List[str]) -> List[Process]:
+    """Return who runs exactly these words, before or after `env` gave way; the words name one work's own file."""
+    forms = (argv, argv[2:])
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(os.path.join("/proc", name, "cmdline"), "rb") as file:
+                words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+            if words in forms:
+                found.append(identify(int(name)))
+        except OSError:  # gone, or another user's
+            continue
+    return found
+
+
+def _kill_process(process: Process) -> None:
+    """KILL exactly this process, and return when it is gone or does not go."""
+    if not is_alive(process):
+        return
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    give_up = time.monotonic() + _KILL_PATIENCE_S
+    while is_alive(process) and time.monotonic() < give_up:
+        time.sleep(0.05)
 
 
 def kill(args: Arguments) -> Dict[str, Any]:
@@ -182,11 +238,26 @@ def _wait_for_end(work: Work, root: str) -> Work:
     while _is_at_work(work, root):
         time.sleep(0.1)
         work = load_work(str(work.spec["data"]), work.kind, work.id) or work
-        if time.monotonic() >= give_up and work.supervisor is not None:
-            os.kill(work.supervisor.pid, signal.SIGKILL)
-            outcome = Outcome(KILLED, None, 9, "its supervisor did not answer and was ended", 0, now_utc())
-            save_json(work.paths.outcome, asdict(outcome))
-            break
+        if time.monotonic() >= give_up:
+            return _end_by_force(work, root)
+    return work
+
+
+def _end_by_force(work: Work, root: str) -> Work:
+    """End a supervisor that does not answer; when it is gone, write the outcome that it did not write."""
+    lock = read_live_lock(lock_path(root, work.kind))
+    supervisor = work.supervisor if work.is_supervised else lock.process if lock and lock.name == work.id else None
+    if supervisor is not None:
+        _kill_process(supervisor)
+    work = load_work(str(work.spec["data"]), work.kind, work.id) or work
+    if supervisor is not None and is_alive(supervisor):
+        return work  # counted as alive; what it will come to is not known
+    if os.path.exists(work.paths.secrets):
+        os.unlink(work.paths.secrets)
+    if work.outcome is None:
+        last_step = int((look_at(work).progress or {}).get("step", 0))
+        outcome = Outcome(KILLED, None, 9, "its supervisor did not answer and was ended", last_step, now_utc())
+        save_json(work.paths.outcome, asdict(outcome))
     return work
 
 

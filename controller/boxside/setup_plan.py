@@ -24,11 +24,13 @@ DIALOG_KINDS = ("url", "path", "none")
 #: What does not make a request another one: who asks, when, and the signature of a link.
 _NOT_THE_REQUEST = frozenset({"setup_id", "owner", "action", "commit", "run_url", "secrets"})
 DIALOG_URL = "ZY_DIALOG_URL"
+#: Which step needs which secret; the others see none.
+_SECRETS_OF = {"fetch": (DIALOG_URL,), "environment": ("PIP_INDEX_URL", "HF_ENDPOINT")}
 
 
 @dataclass(frozen=True)
 class SetupPlan:
-    """One setup that is about to start. `secrets` go into a 0600 file, for the children's environment alone."""
+    """One setup that is about to start. `secrets` go into a 0600 file, for the steps that need them."""
 
     data: str
     root: str
@@ -85,6 +87,7 @@ class SetupPlan:
             "cwd": self.code,
             "env": {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             "log": DataPaths(self.data).build_log if name == "corpus" else None,
+            "secrets": [secret for secret in _SECRETS_OF.get(name, ()) if secret in self.secrets],
         }
 
 

@@ -7,7 +7,7 @@ import os
 import posixpath
 import socket
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from controller.boxside.arguments import DIGEST, Arguments
 from controller.boxside.environment import find_current, python_of
@@ -23,7 +23,7 @@ STOP = "stop"
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """One run that is about to start."""
+    """One run that is about to start. `samples_sha256`: of the corpus that is meant, None for whichever is there."""
 
     data: str
     root: str
@@ -38,6 +38,7 @@ class TrainPlan:
     secrets: Dict[str, str]
     grace_s: int
     gpus: Gpus
+    samples_sha256: Optional[str] = None
     kind: str = TRAIN
 
     @property
@@ -72,7 +73,7 @@ class TrainPlan:
         if not self.is_on_cpu and len(self.gpus.rows or []) < self.ranks:
             raise ProjectError("gpus_missing", wanted=self.ranks, found=len(self.gpus.rows or []))
         if self.recipe.get("data_path") is None:
-            check_manifest(DataPaths(self.data).manifest)
+            check_manifest(DataPaths(self.data), self.samples_sha256)
 
     def recipe_json(self) -> Dict[str, Any]:
         """Return what `trainer.train` reads."""
@@ -103,7 +104,16 @@ class TrainPlan:
             "digest": self.digest,
             "final": self.paths.final,
             "grace_s": self.grace_s,
-            "steps": [{"name": "train", "argv": argv, "cwd": self.code, "env": self._environment(), "log": None}],
+            "steps": [
+                {
+                    "name": "train",
+                    "argv": argv,
+                    "cwd": self.code,
+                    "env": self._environment(),
+                    "log": None,
+                    "secrets": sorted(self.secrets),
+                }
+            ],
         }
 
     def _environment(self) -> Dict[str, str]:
@@ -145,14 +155,18 @@ def plan_training(args: Arguments) -> TrainPlan:
         secrets=dict(args.variables("env"), **args.variables("secrets")),
         grace_s=args.count("grace_s", DEFAULT_GRACE_S, 24 * 3600),
         gpus=query.read(),
+        samples_sha256=args.optional_text("samples_sha256", DIGEST),
     )
 
 
-def check_manifest(path: str) -> None:
-    """Raise `corpus_missing` where there is no corpus, `gate_failed` where one of its gates stops."""
+def check_manifest(paths: DataPaths, samples_sha256: Optional[str]) -> None:
+    """Raise `corpus_missing` or `samples_changed` where it is not the one meant, `gate_failed` where a gate stops."""
+    path = paths.manifest
     manifest = read_json(path)
     if manifest is None:
         raise ProjectError("corpus_missing", path=path)
+    if samples_sha256 is not None and manifest.get("samples_sha256") != samples_sha256:
+        raise ProjectError("samples_changed", path=paths.samples)
     try:
         stopped = [gate for gate in manifest["gates"] if gate["verdict"] == STOP]
         words = ["%s (%g < %g)" % (gate["name"], gate["found"], gate["wanted"]) for gate in stopped]

@@ -14,15 +14,19 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from controller.boxside import operations, sessions
 from controller.boxside.__main__ import serve
+from controller.boxside.arguments import Arguments
 from controller.boxside.release_digest import release_digest
 from corpus_builder.errors import ProjectError
 from tests.agent_box import agent_box
 from tests.test_oldest_python import find_python_3_8
 from trainer.locks import start_ticks
+from trainer.run_paths import run_paths
 
 HOSTILE = (
     '"; touch x #',
@@ -264,6 +268,17 @@ def test_the_same_setup_is_joined_another_one_refused_and_kill_ends_it(box, dige
         )
         assert [path.name for path in Path(box.data.setups).iterdir()] == [first]
         assert box.ask("status")["secrets"] == ["ZY_DIALOG_URL"]
+        steps = json.loads((Path(box.data.setups) / first / "spec.json").read_text())["steps"]
+        assert {step["name"]: step["secrets"] for step in steps} == {
+            "check": [], "fetch": ["ZY_DIALOG_URL"], "environment": [], "corpus": [],
+        }  # fmt: skip
+        box.write_manifest()
+        with pytest.raises(ProjectError) as refusal:  # it may still change the corpus
+            box.ask("start_train", **box.train_request(digest))
+        assert (refusal.value.code, refusal.value.values["name"]) == ("lock_held", first)
+        elsewhere = {"data": str(box.folder / "other")}
+        with pytest.raises(ProjectError, match="corpus_missing"):  # the setup is of another data folder
+            box.ask("start_train", **{**box.train_request(digest), **elsewhere})
         panes = subprocess.run(["tmux", "list-sessions", "-F", "#{session_name}"], capture_output=True, text=True)
         assert panes.stdout.split() == ["zy-setup"]
         command_lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
@@ -299,7 +314,8 @@ def test_a_missing_lock_file_or_release_is_named(box, digest):
 
 def test_a_training_for_real(box, digest):
     box.write_manifest({"name": "total", "verdict": "warn", "found": 5, "wanted": 9})
-    run_id = box.ask("start_train", **box.train_request(digest))["run_id"]
+    Path(box.data.manifest).write_text(json.dumps({"gates": [], "samples_sha256": "a" * 64}))
+    run_id = box.ask("start_train", **box.train_request(digest, samples_sha256="a" * 64))["run_id"]
     answer, lines = box.follow("train", run_id)
     assert (answer["state"], answer["progress"]["step"], answer["progress_count"]) == ("succeeded", 4, 4)
     argv = json.loads(next(line for line in lines if line.startswith("argv")).partition(" ")[2])
@@ -325,6 +341,8 @@ def test_a_training_for_real(box, digest):
         ([], {"python": None}, "environment_unusable"),
         ([], {"recipe": {"gpus": 0}}, "input_invalid"),
         ([], {"run_id": "x"}, "input_invalid"),
+        ([], {"samples_sha256": "0" * 64}, "samples_changed"),
+        ([], {"samples_sha256": "x"}, "input_invalid"),
         ([], {"digest": "f" * 16}, "release_corrupt"),
     ],
 )
@@ -402,6 +420,70 @@ def test_without_its_supervisor_a_run_is_lost_and_its_children_are_ended(box, di
     second = box.ask("start_train", **box.train_request(digest))["run_id"]
     assert start_ticks(box.attempts("train", run_id)[-1]["child"]["pid"]) is None
     assert box.follow("train", second)[0]["state"] == "succeeded"
+
+
+def test_a_supervisor_that_does_not_answer_is_ended_and_its_last_step_kept(box, digest, monkeypatch):
+    box.write_manifest()
+    run_id = box.ask("start_train", **box.train_request(digest, "stubborn", secrets={"TOKEN": "abcdefgh"}))["run_id"]
+    box.follow("train", run_id, until="ZY_PROGRESS step=2")
+    subprocess.run(["tmux", "kill-server"], check=True)  # it would wake what is stopped
+    supervisor = box.supervisor_pid("train", run_id)
+    os.kill(supervisor, signal.SIGSTOP)
+    monkeypatch.setattr(operations, "END_PATIENCE_S", 0.5)
+    killed = operations.kill(Arguments({**box.places, "mode": "now", "owner": "bob"}))
+    assert killed == {"ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0}
+    outcome = json.loads((Path(box.data.runs) / run_id / "outcome.json").read_text())
+    assert (outcome["state"], outcome["signal"]) == ("killed", 9)
+    assert outcome["last_step"] >= 2
+    assert start_ticks(supervisor) is None
+    assert not list(Path(box.data.runs).glob("*/secrets.env"))
+
+
+#: Stands for a supervisor that is slow to begin; `takes_lock`: it holds the lock meanwhile.
+SLOW_SUPERVISOR = """import json, os, sys, time
+spec = json.load(open(sys.argv[1]))
+ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+me = {"pid": os.getpid(), "start_ticks": ticks, "boot_id": open("/proc/sys/kernel/random/boot_id").read().strip()}
+if spec["takes_lock"]:
+    lock = {"owner": "alice", "action": "x", "name": spec["name"], "process": me}
+    open(spec["lock"] + ".new", "w").write(json.dumps(lock))
+    os.rename(spec["lock"] + ".new", spec["lock"])
+open(spec["lock"] + ".pid", "w").write(str(os.getpid()))
+time.sleep(spec["after_s"])
+attempts = {"attempts": [{"process": me, "child": None}]}
+open(spec["folder"] + "/supervisor.json", "w").write(json.dumps(attempts))
+time.sleep(600)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # setsid's outlives us on purpose
+@pytest.mark.parametrize("has_tmux", [True, False])
+@pytest.mark.parametrize(("takes_lock", "after_s"), [(True, 3), (True, 600), (False, 600)])
+def test_a_slow_supervisor_is_waited_for_or_ended_before_its_folder_goes(
+    box, monkeypatch, has_tmux, takes_lock, after_s
+):
+    code, lock = box.folder / "code", Path(box.root.run_lock)
+    (code / "trainer").mkdir(parents=True)
+    (code / "trainer/__init__.py").touch()
+    (code / "trainer/supervise.py").write_text(SLOW_SUPERVISOR)
+    lock.parent.mkdir(parents=True, mode=0o700)
+    paths = run_paths(box.data.data, "v1", box.next_id())
+    plan = SimpleNamespace(
+        paths=paths, data=box.data.data, root=box.root.root, kind="train", id=paths.run_id, code=str(code)
+    )
+    spec = {"name": plan.id, "lock": str(lock), "folder": paths.folder, "takes_lock": takes_lock, "after_s": after_s}
+    monkeypatch.setattr(operations, "START_PATIENCE_S", 1.0)
+    monkeypatch.setattr(operations, "LOCKED_PATIENCE_S", 6.0 if after_s == 3 else 0.5)
+    if not has_tmux:
+        monkeypatch.setattr(sessions, "_tmux", lambda *words, cwd=None: None)
+    if after_s == 3:
+        operations._launch(plan, spec, {})
+        assert Path(paths.supervisor).exists()
+        return
+    with pytest.raises(ProjectError, match="session_vanished"):
+        operations._launch(plan, spec, {})
+    assert start_ticks(int(Path(f"{lock}.pid").read_text())) is None
+    assert not Path(paths.folder).exists()
 
 
 def test_the_work_outlives_tmux(box, digest):

@@ -23,7 +23,7 @@ from controller.boxside.environment import (
 )
 from controller.boxside.facts import Gpus, parse_gpus
 from controller.boxside.setup_plan import digest_request, offloads_optimizer
-from corpus_builder.errors import ProjectError, parse_error_line
+from corpus_builder.errors import NAMED, ProjectError, parse_error_line, privacy_class
 from trainer.run_paths import RootPaths
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +120,7 @@ def test_an_environment_that_cannot_train_says_what_it_lacks(tmp_path):
         probe(str(fake))
     assert failure.value.code == "environment_unusable"
     assert failure.value.values["reason"] == "ModuleNotFoundError: No module named 'torch'"
+    assert privacy_class(failure.value.values["reason"]) == NAMED
     with pytest.raises(ProjectError, match="environment_unusable"):
         probe(str(tmp_path / "none"))
 
@@ -140,6 +141,12 @@ def test_the_gpus_choose_the_lock_file(found, name):
 def test_gpus_older_than_volta_have_none():
     with pytest.raises(ProjectError, match=r"compute capability 6\.1"):
         lock_name(gpus("6.1"))
+
+
+def test_gpus_that_do_not_answer_are_not_taken_for_none():
+    with pytest.raises(ProjectError, match="does not answer") as failure:
+        lock_name(Gpus(True, None))
+    assert failure.value.code == "environment_failed"
 
 
 def test_stages_of_a_lock_file():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,13 +67,14 @@ class Supervise:
         self, *programs: str, kind: str = "train", name: str = RUN_ID, python: str = sys.executable, **more: Any
     ) -> Supervised:
         train = kind == "train"
+        secrets, step_keys = more.pop("secrets", None), more.pop("step_keys", {})
         paths = run_paths(str(self.data), VERSION, name) if train else setup_paths(str(self.data), name)
         os.makedirs(paths.folder, mode=0o700)
         steps = [
-            {"name": f"step{number}", "argv": [sys.executable, "-c", program], "cwd": str(self.data), "env": {"A": "1"}}
+            {"name": f"step{number}", "argv": [sys.executable, "-c", program], "cwd": str(self.data), "env": {"A": "1"},
+             "secrets": list(secrets or {}), **step_keys}
             for number, program in enumerate(programs)
-        ]
-        secrets = more.pop("secrets", None)
+        ]  # fmt: skip
         if secrets:
             Path(paths.secrets).write_text(json.dumps(secrets))
         spec = {
@@ -240,6 +242,78 @@ def test_a_stop_ends_everything_and_proves_it(supervise, mode, reason):
     assert [start_ticks(pid) for pid in pids] == [None, None]
 
 
+def test_a_supervisor_that_fails_ends_what_it_started(supervise):
+    run = supervise(STUBBORN, step_keys={"log": "\0"})  # no path: the first line to copy raises
+    assert run.wait()["reason"] == "the supervisor failed: ValueError"
+    assert run.popen.returncode == 1
+    (attempt,) = run.json(run.paths.supervisor)["attempts"]
+    assert find_members(child_from_json(attempt["child"])) == []
+    assert read_lock(str(run.lock)) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 KiB where the data folder lies."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if os.getuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("no small disk to fill: mounting a tmpfs takes root and `mount`")
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        pytest.skip(f"no small disk to fill: {answer.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+FILL = """
+import os
+descriptor = os.open({big!r}, os.O_WRONLY | os.O_CREAT)
+try:
+    while os.write(descriptor, b"x" * 4096): pass
+except OSError: pass
+"""
+
+
+def test_a_full_disk_leaves_no_process_no_lock_and_nothing_green(small_disk, supervise):
+    long = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); print('x' * 9000, flush=True); time.sleep(1)"
+    pid_path = small_disk.parent / "pid"
+    run = supervise(FILL.format(big=str(small_disk / "big")), long.format(pid=str(pid_path)), kind="setup")
+    assert run.popen.wait(30) != 0
+    assert start_ticks(int(pid_path.read_text())) is None  # the step ran to its end, and is gone
+    assert read_lock(str(run.lock)) is None
+    assert not Path(run.paths.outcome).exists()
+    assert [path.name for path in Path(run.paths.folder).iterdir() if "partial" in path.name] == []
+
+
+def test_a_disk_that_was_full_for_a_while_costs_lines_and_no_run(small_disk, supervise):
+    final = run_paths(str(small_disk), VERSION, RUN_ID).final
+    fill = FILL.format(big=str(small_disk / "big"))
+    room = f"import os, time; time.sleep(1.5); os.unlink({str(small_disk / 'big')!r}); time.sleep(0.5)"
+    points = "; ".join(f"print({PROGRESS.format(step, 2.5)!r}, flush=True)" for step in range(1, 200))
+    run = supervise(fill, f"{points}; {room}; {final_made(final)}")
+    outcome = run.wait()
+    assert (outcome["state"], outcome["last_step"]) == ("succeeded", 199)
+    (said,) = [line for line in run.log.splitlines() if "could not be written" in line]
+    assert int(said.split()[1]) == run.json(run.paths.state)["unwritten_lines"] > 0
+    assert run.json(run.paths.supervisor)["attempts"][0]["child"] is not None
+
+
+def test_a_request_to_stop_is_heard_on_a_full_disk(small_disk, supervise, tmp_path):
+    pid_path = tmp_path / "pid"
+    program = f"import os, time; open({str(pid_path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    run = supervise(FILL.format(big=str(small_disk / "big")), program, kind="setup")
+    give_up = time.monotonic() + 20
+    while not pid_path.exists() or not pid_path.read_text():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.popen.wait(30) != 0
+    assert not Path(run.paths.stop).exists()
+    assert start_ticks(int(pid_path.read_text())) is None
+    assert read_lock(str(run.lock)) is None
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_training_that_goes_by_itself_when_told_to_end_was_killed(supervise, tmp_path, code):
     stop = run_paths(str(tmp_path / "data"), VERSION, RUN_ID).stop
@@ -313,6 +387,21 @@ def test_secrets_reach_the_child_and_nothing_else(supervise):
     texts = [path.read_text("utf-8") for path in Path(run.paths.folder).iterdir() if path.name != "spec.json"]
     assert not any(secret in text for text in [*texts, run.log])
     assert not Path(run.paths.secrets).exists()
+
+
+@pytest.mark.parametrize(("names", "seen"), [({"secrets": ["OTHER"]}, "['OTHER']"), ({"secrets": []}, "[]")])
+def test_a_step_sees_only_the_secrets_that_it_names(supervise, names, seen):
+    program = "import os; print('sees', sorted({'TOKEN', 'OTHER'} & set(os.environ)))"
+    run = supervise(program, kind="setup", secrets={"TOKEN": "abcdefgh", "OTHER": "ijklmnop"}, step_keys=names)
+    run.wait()
+    assert f"sees {seen}" in run.log
+
+
+def test_a_spec_of_before_names_no_secrets(supervise):
+    step = {"name": "x", "argv": ["env"], "cwd": "/", "env": {}}
+    run = supervise(kind="setup", secrets={"TOKEN": "abcdefgh"}, steps=[step])
+    assert run.wait()["state"] == "succeeded"
+    assert "\nTOKEN=" not in run.log
 
 
 def test_a_killed_supervisor_leaves_no_outcome_and_no_child(supervise):
