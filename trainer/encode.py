@@ -66,11 +66,12 @@ def manifest_path(samples_path: Path) -> Path:
     return samples_path.with_name(samples_path.stem + MANIFEST_SUFFIX)
 
 
-def check_samples(samples_path: Path, *, is_own: bool) -> Manifest | None:
+def check_samples(samples_path: Path, *, is_own: bool, meant_sha256: str | None = None) -> Manifest | None:
     """Return the manifest beside the samples, None where a foreign file has none.
 
     Args:
         is_own: The file is the built corpus, not a `data_path`; then it must have a manifest.
+        meant_sha256: Digest of the corpus that the run was started for: another setup may have come between.
 
     Raises:
         ProjectError: `config_unreadable`, `samples_changed`, `gate_failed`.
@@ -79,7 +80,7 @@ def check_samples(samples_path: Path, *, is_own: bool) -> Manifest | None:
     if not is_own and not beside.exists():
         return None
     manifest = load_manifest(beside)
-    if _sha256(samples_path) != manifest.samples_sha256:
+    if _sha256(samples_path) != manifest.samples_sha256 or meant_sha256 not in (None, manifest.samples_sha256):
         raise ProjectError("samples_changed", path=str(samples_path))
     check_gates(manifest)
     return manifest

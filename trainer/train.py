@@ -4,7 +4,7 @@
     python -m trainer.train RUN_FOLDER/recipe.json          one process, without DeepSpeed
 
 recipe.json = {"recipe": {...}, "origins": {key: origin}, "data": str, "version": str, "run_id": str,
-               "resume_from": null | a checkpoint folder}
+               "samples_sha256": null | of the corpus that is meant, "resume_from": null | a checkpoint folder}
 
 Exit 0 with `final/` present: trained. Exit 0 without it: stopped on request, the checkpoint is complete. Else the
 code of the `ProjectError` whose ZY_ERROR line is on stderr. Heavy libraries are imported when called: the
@@ -54,6 +54,7 @@ class Request:
     paths: RunPaths
     version: str
     resume_from: str | None
+    samples_sha256: str | None = None
 
 
 def load_request(path: Path) -> Request:
@@ -70,6 +71,7 @@ def load_request(path: Path) -> Request:
         paths=run_paths(data, version, run_id),
         version=version,
         resume_from=packed.get("resume_from"),
+        samples_sha256=packed.get("samples_sha256"),
     )
 
 
@@ -151,7 +153,8 @@ def load_corpus(request: Request, frame: Frame, voice: Voice) -> EncodedCorpus:
     """Return the encoded samples and say their account; every sample that is left out is named."""
     data_path = request.recipe.data_path
     samples_path = Path(data_path or request.data.samples)
-    if check_samples(samples_path, is_own=data_path is None) is None:
+    meant = request.samples_sha256 if data_path is None else None
+    if check_samples(samples_path, is_own=data_path is None, meant_sha256=meant) is None:
         voice.say(log_line("train", "no manifest beside the samples: their origin and gates are unknown"))
     corpus = encode_corpus(read_samples(samples_path), frame, max_seq_len=request.recipe.max_seq_len)
     for sample, reason in corpus.left_out:

@@ -83,6 +83,7 @@ class TrainPlan:
             "data": self.data,
             "version": self.version,
             "run_id": self.id,
+            "samples_sha256": self.samples_sha256,
             "resume_from": None,
         }
 

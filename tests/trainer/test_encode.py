@@ -239,6 +239,15 @@ def test_samples_that_changed_are_refused(tmp_path):
         check_samples(tmp_path / "processed/coding-sft.jsonl", is_own=True)
 
 
+def test_samples_of_another_setup_are_refused(tmp_path):
+    write_corpus(DataPaths(str(tmp_path)), tiny_samples())
+    samples = tmp_path / "processed/coding-sft.jsonl"
+    manifest = check_samples(samples, is_own=True)
+    assert check_samples(samples, is_own=True, meant_sha256=manifest.samples_sha256) == manifest
+    with pytest.raises(ProjectError, match="samples_changed"):
+        check_samples(samples, is_own=True, meant_sha256="0" * 64)
+
+
 def test_a_corpus_whose_gates_stop_is_refused(tmp_path):
     write_corpus(DataPaths(str(tmp_path)), tiny_samples(), verdict="stop")
     with pytest.raises(ProjectError, match="gate_failed"):
