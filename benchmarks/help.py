@@ -20,14 +20,15 @@ def run(code: str, *arguments: str) -> str:
 def main() -> int:
     found = best_wall_of({"click": lambda: run("import click"), "zy": lambda: run(ZY, "--help")}, rounds=15)
     ours = {"controller", "corpus_builder", "trainer", "click"}
-    foreign = set(run(LOADED).split()) - set(sys.stdlib_module_names) - ours
+    loaded = {name for name in run(LOADED).split() if not name.startswith("_")}
+    foreign = loaded - set(sys.stdlib_module_names) - ours
     return report(
         "help",
         about=(__doc__ or "").strip(),
         packages=("click",),
         claims=[
             Claim("zy --help, of import click", found["zy"] / found["click"], 1.5, at_most=True),
-            Claim("other libraries imported", len({name for name in foreign if not name.startswith("_")}), 0, True),
+            Claim("other libraries imported", len(foreign), 0, at_most=True),
         ],
         numbers=[
             ('python -c "import click"', f"{found['click'] * 1e3:.0f} ms"),

@@ -21,8 +21,8 @@ TEMPLATE = (
 MAX_TOKENS = 4096
 
 
-def load(model_dir: str, samples: str) -> tuple[Any, Any]:
-    """Return tokenizer and data set."""
+def load(model_dir: str, samples: str, scratch: str) -> tuple[Any, Any]:
+    """Return tokenizer and data set; nothing of an earlier run is found in `scratch`."""
     from datasets import load_dataset
     from transformers import PreTrainedTokenizerFast
 
@@ -30,7 +30,8 @@ def load(model_dir: str, samples: str) -> tuple[Any, Any]:
         tokenizer_file=f"{model_dir}/tokenizer.json", eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.chat_template = TEMPLATE
-    return tokenizer, load_dataset("json", data_files=samples, split="train").select_columns(["messages"])
+    data = load_dataset("json", data_files=samples, split="train", cache_dir=scratch)
+    return tokenizer, data.select_columns(["messages"])
 
 
 def trl(tokenizer: Any, data: Any, scratch: str) -> None:
@@ -76,4 +77,4 @@ def original(tokenizer: Any, data: Any, scratch: str) -> None:
 if __name__ == "__main__":
     peer, model_dir, samples = sys.argv[1:]
     with tempfile.TemporaryDirectory() as scratch:
-        {"trl": trl, "original": original}[peer](*load(model_dir, samples), scratch)
+        {"trl": trl, "original": original}[peer](*load(model_dir, samples, scratch), scratch)

@@ -9,7 +9,9 @@ different versions of Unicode. All other texts go to the tokenizer itself. Side 
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,33 +36,45 @@ _EDGES = (
 class FastTokens:
     """Encodes texts as a frame does; remembers which characters are proved."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, *, worth_it: int = WORTH_IT) -> None:
         self._frame = frame
+        self._worth_it = worth_it
         self._engine: _Engine | None = None
         self._asked = 0
         self._is_decided = False
         self._proved: set[str] = set()
         self._doubtful: set[str] = set()
+        self._unproved, self._in_pattern = _other_than(""), 0
+        self._kept: dict[str, list[int]] = {}
 
-    def count_texts(self, texts: Sequence[str]) -> list[int]:
-        """Return how many ids each text has."""
+    @property
+    def is_fast(self) -> bool:
+        """Whether the engine is used."""
+        return self._engine is not None
+
+    def count_texts(self, texts: Sequence[str], *, keep_from: int | None = None) -> list[int]:
+        """Return how many ids each text has; texts of `keep_from` characters on may be asked for their `ends` next."""
         self._asked += sum(map(len, texts))
-        if not self._is_decided and self._asked > WORTH_IT:
+        if not self._is_decided and self._asked > self._worth_it:
             self._is_decided = True
             self._engine = self._checked_engine(texts)
         if self._engine is None:
             return self._frame.count_texts(texts)
         self._prove("".join(texts))
-        counts = [-1 if self._is_doubtful(text) else len(self._engine.encode(text)) for text in texts]
-        doubtful = [text for text, count in zip(texts, counts, strict=True) if count < 0]
+        found = [None if self._is_doubtful(text) else self._engine.encode(text) for text in texts]
+        if keep_from is not None:
+            pairs = zip(texts, found, strict=True)
+            self._kept = {text: ids for text, ids in pairs if ids is not None and len(text) >= keep_from}
+        doubtful = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         by_frame = iter(self._frame.count_texts(doubtful))
-        return [next(by_frame) if count < 0 else count for count in counts]
+        return [next(by_frame) if ids is None else len(ids) for ids in found]
 
     def ends(self, text: str) -> Sequence[int]:
         """Return where about each token of `text` ends, in characters, ascending."""
         if self._engine is None or self._is_doubtful(text):
             return self._frame.token_ends(text)
-        return self._engine.ends(text)
+        ids = self._kept.get(text)
+        return self._engine.ends(text, self._engine.encode(text) if ids is None else ids)
 
     def _is_doubtful(self, text: str) -> bool:
         return bool(self._doubtful) and not self._doubtful.isdisjoint(text)
@@ -73,11 +87,14 @@ class FastTokens:
     def _prove(self, text: str) -> None:
         """Try every character not met before beside letters, digits, spaces, line ends and itself."""
         assert self._engine is not None
-        new = sorted(set(text) - self._proved)
+        new = sorted(set(self._unproved.findall(text)) - self._proved)
         probes = [f"a{one}b {one} {one}{one}1{one}1 {one}\n{one}\n\n{one}é{one}灯{one}.{one}" for one in new]
         differing = set(self._differing(self._engine, probes))
         self._doubtful |= {one for at, one in enumerate(new) if at in differing}
         self._proved |= set(new)
+        if len(self._proved) > 1.2 * self._in_pattern:
+            self._in_pattern = len(self._proved)
+            self._unproved = _other_than(self._proved)
 
     def _differing(self, engine: _Engine, texts: Sequence[str]) -> list[int]:
         """Return the positions of the texts that the engine encodes in another way."""
@@ -91,22 +108,29 @@ class _Engine:
 
     encoding: tiktoken.Encoding
     is_nfc: bool
-    lengths: Sequence[int]  # bytes of each id
+    lengths: array[int]  # bytes of each id
 
     def encode(self, text: str) -> list[int]:
         if self.is_nfc and not text.isascii():
             text = unicodedata.normalize("NFC", text)
         return self.encoding.encode_ordinary(text)
 
-    def ends(self, text: str) -> list[int]:
-        """As `Frame.token_ends`, off by what the normalization has changed."""
+    def ends(self, text: str, ids: Sequence[int]) -> list[int]:
+        """As `Frame.token_ends` from the ids of `text`, off by what the normalization has changed."""
         import numpy as np
 
-        byte_ends = np.cumsum(np.take(self.lengths, self.encode(text)))
+        byte_ends = np.cumsum(np.asarray(self.lengths)[np.asarray(ids, dtype=np.int64)])
         codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         widths = 1 + (codes > 0x7F).astype(np.int64) + (codes > 0x7FF) + (codes > 0xFFFF)
         ends = np.searchsorted(np.cumsum(widths), byte_ends, side="left") + 1
-        return [int(end) for end in np.minimum(ends, len(text))]
+        found: list[int] = np.minimum(ends, len(text)).tolist()
+        return found
+
+
+def _other_than(known: Iterable[str]) -> re.Pattern[str]:
+    """Return what finds the characters that are not known, and pictures: Python is slow at classes that hold those."""
+    inside = "".join(re.escape(one) for one in sorted(known) if one <= "\uffff")
+    return re.compile(f"[^{inside}]" if inside else r"[\s\S]")
 
 
 def load_engine(tokenizer_json: str) -> _Engine | None:
@@ -121,7 +145,7 @@ def load_engine(tokenizer_json: str) -> _Engine | None:
     normalizer = (packed.get("normalizer") or {}).get("type")
     if pattern is None or ranks is None or normalizer not in (None, "NFC"):
         return None
-    lengths = [0] * (max(ranks.values()) + 1)
+    lengths = array("q", [0]) * (max(ranks.values()) + 1)
     for token, rank in ranks.items():
         lengths[rank] = len(token)
     encoding = tiktoken.Encoding("model", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})

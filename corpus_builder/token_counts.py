@@ -15,6 +15,8 @@ from corpus_builder.sample import ROLES, Message
 
 #: Texts kept that were asked for one by one: questions, system prompts, parts.
 _REMEMBERED = 512
+#: Characters from which on a text may have to be cut.
+_LONG = 2048
 
 
 class TokenCounts:
@@ -33,7 +35,8 @@ class TokenCounts:
         new = dict.fromkeys(texts)
         known = {text: self._known[text] for text in new if text in self._known}
         unknown = [text for text in new if text not in known]
-        self._known = known | dict(zip(unknown, self._tokens.count_texts(unknown), strict=True))
+        counts = self._tokens.count_texts(unknown, keep_from=_LONG)
+        self._known = known | dict(zip(unknown, counts, strict=True))
 
     def fresh(self, text: str) -> int:
         """Return the tokens of `text` as content, without remembering it."""

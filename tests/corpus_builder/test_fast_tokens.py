@@ -18,6 +18,11 @@ def qwen() -> Frame:
     return Frame(qwen_tokenizer_json())
 
 
+@pytest.fixture(scope="module")
+def fast_qwen(qwen) -> FastTokens:
+    return FastTokens(qwen, worth_it=0)
+
+
 class LyingFrame:
     """A frame that counts one id more wherever a text has one certain letter."""
 
@@ -47,12 +52,8 @@ def test_engine_counts_as_the_tokenizer(name, request):
 
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
-def test_any_text_is_counted_as_the_tokenizer_does(qwen, texts):
-    tokens = FAST.setdefault("qwen", FastTokens(qwen, worth_it=0))
-    assert tokens.count_texts(texts) == qwen.count_texts(texts)
-
-
-FAST: dict[str, FastTokens] = {}
+def test_any_text_is_counted_as_the_tokenizer_does(qwen, fast_qwen, texts):
+    assert fast_qwen.count_texts(texts) == qwen.count_texts(texts)
 
 
 def test_ends_are_the_tokenizers_where_nothing_is_normalized(qwen):

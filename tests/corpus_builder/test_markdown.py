@@ -2,7 +2,7 @@
 
 import pytest
 
-from corpus_builder.markdown import Fences, heading_starts, line_numbers
+from corpus_builder.markdown import Fences, heading_starts, line_numbers, outside
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,17 @@ def test_what_is_no_closed_fence_is_text(text):
 def test_headings_inside_a_fence_are_text():
     text = "# A\n```\n# b\n```\n## C\n#nospace\n"
     assert [text[start : start + 4].strip() for start in heading_starts(text)] == ["# A", "## C"]
+
+
+@pytest.mark.parametrize("text", ["```\n" * 200_000, "````\n" + "```\n" * 200_000, "` " * 400_000, "~~~ `\n" * 100_000])
+def test_megabyte_of_fences_ends(text):
+    """In quadratic time each would take minutes."""
+    spans = Fences(text).spans()
+    assert all(start < end for start, end in spans)
+
+
+def test_items_outside_of_spans():
+    assert outside([(0, 4), (8, 9)], list("abcdefg"), [0, 2, 4, 5, 8, 9, 10]) == ["a", "d", "e", "g"]
 
 
 def test_lines_are_counted_by_newlines_only():
