@@ -17,6 +17,8 @@ from controller.settings import Settings, Ssh
 from corpus_builder.errors import ProjectError
 from tests.servers import CuttingProxy, DemoSshd, agent_of, free_port
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 KINDS = ("ed25519", "ecdsa", "rsa")
 HOSTILE = "\"; touch x #\n$(id)`id`'\\ -rf \u2028 中文 \x00 &&"
 

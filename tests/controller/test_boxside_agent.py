@@ -28,6 +28,8 @@ from tests.test_oldest_python import find_python_3_8
 from trainer.locks import start_ticks
 from trainer.run_paths import run_paths
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 HOSTILE = (
     '"; touch x #',
     "$(touch x)",

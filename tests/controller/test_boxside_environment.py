@@ -26,6 +26,8 @@ from controller.boxside.setup_plan import digest_request, offloads_optimizer
 from corpus_builder.errors import NAMED, ProjectError, parse_error_line, privacy_class
 from trainer.run_paths import RootPaths
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {name: "PyYAML" if name == "yaml" else name for name in NEEDED}
 

@@ -31,6 +31,8 @@ from controller.boxside.fetch import fetch_dialogs
 from corpus_builder.errors import ProjectError
 from trainer.run_paths import DataPaths
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 
 class Store(ThreadingHTTPServer):
     """A small object storage: ETag, Range, If-Range, If-None-Match; faults are set per test."""

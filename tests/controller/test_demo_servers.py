@@ -13,6 +13,8 @@ from corpus_builder.errors import ProjectError
 from tests.servers import agent_of
 from trainer.locks import start_ticks
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 LOOK = agent_of(
     "import os\n"
     "def answer(request, stream, out):\n"

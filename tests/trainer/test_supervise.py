@@ -18,6 +18,8 @@ from trainer.children import Child, child_from_json, find_members
 from trainer.locks import Lock, identify, read_lock, start_ticks
 from trainer.run_paths import RunPaths, run_paths, setup_paths
 
+pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
+
 ROOT = Path(__file__).parents[2]
 PYTHON_3_8 = Path(os.path.expanduser("~/.pyenv/versions/3.8.18/bin/python3.8"))
 RUN_ID = "20260503-101500-3fa1"
