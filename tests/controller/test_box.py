@@ -170,7 +170,9 @@ def test_a_child_that_keeps_stdout_open_keeps_nobody_waiting(make_box):
             "def answer(request, stream, out): return {'pid': subprocess.Popen(['sleep', '300']).pid}\n"
         )
     )
-    os.kill(box.ask("op", {}, timeout_s=20)["pid"], signal.SIGTERM)
+    pid = box.ask("op", {}, timeout_s=20)["pid"]
+    assert os.path.exists(f"/proc/{pid}")  # it still holds stdout, and the answer is here
+    os.kill(pid, signal.SIGTERM)
 
 
 def test_the_runners_secrets_are_not_in_the_environment_of_a_local_box(monkeypatch):

@@ -14,8 +14,9 @@ def result(right):
     return {"right": right, "total": 10, "answers": answers}
 
 
-def test_a_model_that_learnt_is_ready():
-    judge(result(0), result(9), SUITE)
+@pytest.mark.parametrize(("before", "after"), [(0, 9), (2, 9), (0, 10)])
+def test_a_model_that_learnt_is_ready(before, after):
+    assert judge(result(before), result(after), SUITE) is None
 
 
 @pytest.mark.parametrize(

@@ -53,4 +53,4 @@ def test_any_text_is_a_path_or_refused(path):
         steps = parse_path(path)
     except ValueError:
         return
-    list(find_values(TREE, steps))
+    assert list(find_values(TREE, steps)) == list(find_values(TREE, parse_path(path)))
