@@ -197,7 +197,7 @@ def make_run(
         "name": "tiny", "version": VERSION, "plan": "tiny", "base_model_dir": str(base_model_dir),
         "max_seq_len": 256, "num_train_epochs": 4, "learning_rate": 3e-3, "warmup_ratio": 0.1,
         "tokens_per_step": 250, "per_device_train_batch_size": 2, "allow_few_steps": True, "gpus": 2,
-        "device": "cpu", "report_every_steps": 1, "save_steps": 1000, "save_total_limit": 2,
+        "device": "cpu", "packing": False, "report_every_steps": 1, "save_steps": 1000, "save_total_limit": 2,
     } | keys  # fmt: skip
     recipe = Recipe.model_validate(values)
     Path(paths.folder).mkdir(parents=True, exist_ok=True)

@@ -8,31 +8,78 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from corpus_builder.frame import IGNORE_INDEX
-from trainer.encode import Row
+from corpus_builder.sample import CLASSES
+from trainer.encoded import EncodedSet
+from trainer.packing import Packing
 
+#: One micro-batch of B rows, T the longest; what is in it says `Collator`.
 Batch = dict[str, Tensor]
 #: Index of the row that teaches nothing: given to a rank for which an epoch's last micro-batch has no row left.
 FILLER = -1
 
 
-class Rows(Dataset[Row]):
-    """The rows of a run; `FILLER` is a row of two tokens without label or weight."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One row of T tokens, samples one after another.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
-        self._filler = Row(ids=rows[0].ids[:2], labels=(IGNORE_INDEX,) * 2, weight=0.0, class_index=0)
+    `ids`, `labels` (IGNORE_INDEX where nothing is learned, not shifted), `weights` and `class_indices` of each
+    token's sample, `positions` from 0 in each sample: all (T,). `taught`: samples of each class that teach something.
+    """
+
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    class_indices: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    taught: NDArray[np.int64]
+
+
+class Rows(Dataset[Row]):
+    """The rows of one split; `FILLER` is a row of two tokens without label or weight."""
+
+    def __init__(self, samples: EncodedSet, packing: Packing) -> None:
+        self._samples, self._packing = samples, packing
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._packing)
 
     def __getitem__(self, index: int) -> Row:
-        return self._filler if index == FILLER else self._rows[index]
+        if index == FILLER:
+            return self._filler()
+        members = self._packing.row(index)
+        of_each = [self._samples.labels_of(sample) for sample in members]
+        lengths = np.array([len(labels) for labels in of_each])
+        classes = self._samples.class_indices[members].astype(np.int64)
+        taught = [bool((labels != IGNORE_INDEX).any()) for labels in of_each]
+        return Row(
+            ids=np.concatenate([self._samples.ids_of(sample) for sample in members]).astype(np.int64),
+            labels=np.concatenate(of_each).astype(np.int64),
+            weights=np.repeat(self._samples.weights[members], lengths),
+            class_indices=np.repeat(classes, lengths),
+            positions=np.concatenate([np.arange(length) for length in lengths]),
+            taught=np.bincount(classes[taught], minlength=len(CLASSES)),
+        )
+
+    def _filler(self) -> Row:
+        nothing = np.zeros(2, dtype=np.int64)
+        return Row(
+            ids=self._samples.ids[:2].astype(np.int64),
+            labels=np.full(2, IGNORE_INDEX),
+            weights=np.zeros(2, dtype=np.float32),
+            class_indices=nothing,
+            positions=np.arange(2),
+            taught=np.zeros(len(CLASSES), dtype=np.int64),
+        )
 
 
 class DealtOrder(Sampler[list[int]]):
@@ -64,33 +111,49 @@ def epoch_order(rows: int, *, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def make_loader(rows: Rows, order: DealtOrder, *, pad_id: int) -> DataLoader[Row]:
+def make_loader(rows: Rows, order: Sampler[list[int]], *, collate: Collator) -> DataLoader[Row]:
     """Return the loader of one rank; it works in this process, so nothing forks after tokenizer threads started."""
-    return DataLoader(rows, batch_sampler=order, collate_fn=Collator(pad_id), num_workers=0)
+    return DataLoader(rows, batch_sampler=order, collate_fn=collate, num_workers=0)
 
 
 class Collator:
-    """Pads rows on the right into one batch."""
+    """Pads rows on the right into one batch.
 
-    def __init__(self, pad_id: int) -> None:
-        self._pad_id = pad_id
+    Where rows are packed, samples are told apart by `position_ids` alone, which begin anew in each sample, and the
+    padding is a sample of its own. **No attention mask beside them**: transformers 5 then drops its mask between
+    samples without a word, even if the mask is all ones.
+    """
+
+    def __init__(self, pad_id: int, *, is_packed: bool) -> None:
+        self._pad_id, self._is_packed = pad_id, is_packed
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """Return one batch.
 
         Returns:
-            `input_ids`, `attention_mask`, `labels`, int64 (B, T), T the longest row; `weights` float32 (B,) and
-            `class_indices` int64 (B,); padding has label IGNORE_INDEX and no attention.
+            `input_ids`, `labels`, `class_indices` int64 (B, T) and `weights` float32 (B, T), T the longest row;
+            padding has label IGNORE_INDEX and weight 0. `taught` int64 (classes,). Packed: `position_ids`
+            int64 (B, T); else, if there is padding, `attention_mask` int64 (B, T).
         """
         longest = max(len(row.ids) for row in rows)
-        return {
+        batch = {
             "input_ids": _padded([row.ids for row in rows], longest, self._pad_id),
-            "attention_mask": _padded([(1,) * len(row.ids) for row in rows], longest, 0),
             "labels": _padded([row.labels for row in rows], longest, IGNORE_INDEX),
-            "weights": torch.tensor([row.weight for row in rows], dtype=torch.float32),
-            "class_indices": torch.tensor([row.class_index for row in rows], dtype=torch.int64),
+            "weights": _padded([row.weights for row in rows], longest, 0.0),
+            "class_indices": _padded([row.class_indices for row in rows], longest, 0),
+            "taught": torch.from_numpy(np.sum([row.taught for row in rows], axis=0)),
         }
+        if self._is_packed:
+            batch["position_ids"] = torch.stack(
+                [torch.from_numpy(np.append(row.positions, np.arange(longest - len(row.ids)))) for row in rows]
+            )
+        elif any(len(row.ids) < longest for row in rows):
+            batch["attention_mask"] = _padded([np.ones_like(row.ids) for row in rows], longest, 0)
+        return batch
 
 
-def _padded(parts: Sequence[Sequence[int]], length: int, fill: int) -> Tensor:
-    return torch.tensor([[*part, *(fill,) * (length - len(part))] for part in parts], dtype=torch.int64)
+def _padded(parts: Sequence[NDArray[Any]], length: int, fill: float) -> Tensor:
+    whole = np.full((len(parts), length), fill, dtype=parts[0].dtype)
+    for line, part in zip(whole, parts, strict=True):
+        line[: len(part)] = part
+    return torch.from_numpy(whole)

@@ -8,57 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from corpus_builder.errors import ProjectError
-from corpus_builder.frame import IGNORE_INDEX, Frame, Segment
+from corpus_builder.frame import Frame, Segment
 from corpus_builder.manifest import Manifest, check_gates, load_manifest
 from corpus_builder.mask import build_assistant_mask
-from corpus_builder.sample import CLASSES, Sample, parse_sample
+from corpus_builder.sample import CLASSES, SPLITS, Sample, parse_sample
+from trainer.encoded import EncodedCorpus, EncodedSet
 
 MAX_DISAGREE_SHARE = 0.001  # more than this and the run stops before its first step (issue 4, item 1)
 DISAGREE, NOTHING_TRAINED = "labels_disagree", "nothing_trained"
 MANIFEST_SUFFIX = ".manifest.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One encoded sample: `ids` and `labels` (T,), labels IGNORE_INDEX where nothing is learned, not shifted.
-
-    `class_index` counts in `corpus_builder.sample.CLASSES`.
-    """
-
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    weight: float
-    class_index: int
-
-    @property
-    def trained(self) -> int:
-        """Tokens that are learned; the first token of a row has nothing before it and never is."""
-        return sum(label != IGNORE_INDEX for label in self.labels[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedCorpus:
-    """What will be trained. `left_out`: (sample id, reason), every sample that is not among `rows`."""
-
-    rows: tuple[Row, ...]
-    left_out: tuple[tuple[str, str], ...]
-    read: int
-    validation: int  # samples of the held-out split, not trained
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all rows."""
-        return sum(len(row.ids) for row in self.rows)
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that are learned."""
-        return sum(row.trained for row in self.rows)
 
 
 def manifest_path(samples_path: Path) -> Path:
@@ -103,27 +67,52 @@ def read_samples(samples_path: Path) -> list[Sample]:
 
 
 def encode_corpus(samples: Sequence[Sample], frame: Frame, *, max_seq_len: int) -> EncodedCorpus:
-    """Return the rows of all training samples; each content is encoded once, all in one batch.
+    """Return all samples as ids; each content is encoded once, all in one batch.
 
     Raises:
         ProjectError: `sample_too_long`; `labels_disagree` when more than 0.1 % of the samples do; `zero_samples`.
     """
-    trained = [sample for sample in samples if sample.split == "train"]
-    ids_of = _encode_contents(trained, frame)
-    rows: list[Row] = []
+    ids_of = _encode_contents(samples, frame)
+    sets: dict[str, _SetBuilder] = {split: _SetBuilder() for split in SPLITS}
     left_out: list[tuple[str, str]] = []
-    for sample in trained:
-        row, reason = _encode_sample(sample, frame, ids_of)
-        if len(row.ids) > max_seq_len:
-            raise ProjectError("sample_too_long", sample=sample.id, tokens=len(row.ids), limit=max_seq_len)
+    for sample in samples:
+        segments = frame.segments(sample.messages, ids_of)
+        reason = _reason_to_leave_out(sample, segments, frame, max_seq_len)
         if reason is None:
-            rows.append(row)
+            sets[sample.split].add(sample, segments)
         else:
             left_out.append((sample.id, reason))
-    _check_left_out(left_out, len(trained))
-    if not rows:
+    _check_left_out(left_out, len(samples))
+    train, validation = (sets[split].build() for split in SPLITS)
+    if not len(train):
         raise ProjectError("zero_samples", path="samples")
-    return EncodedCorpus(tuple(rows), tuple(left_out), len(samples), len(samples) - len(trained))
+    return EncodedCorpus(train, validation, tuple(left_out), len(samples), "tokenizers")
+
+
+class _SetBuilder:
+    """Collects the samples of one split."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._is_trained: list[bool] = []
+        self._starts, self._weights, self._classes = [0], [], []  # type: ignore[var-annotated]
+
+    def add(self, sample: Sample, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self._ids.extend(segment.ids)
+            self._is_trained.extend([segment.is_trained] * len(segment.ids))
+        self._starts.append(len(self._ids))
+        self._weights.append(sample.weight)
+        self._classes.append(CLASSES.index(sample.sample_class))
+
+    def build(self) -> EncodedSet:
+        return EncodedSet(
+            ids=np.array(self._ids, dtype=np.int32),
+            is_trained=np.array(self._is_trained, dtype=np.bool_),
+            starts=np.array(self._starts, dtype=np.int64),
+            weights=np.array(self._weights, dtype=np.float32),
+            class_indices=np.array(self._classes, dtype=np.int8),
+        )
 
 
 def _encode_contents(samples: Iterable[Sample], frame: Frame) -> Callable[[str], Sequence[int]]:
@@ -131,20 +120,14 @@ def _encode_contents(samples: Iterable[Sample], frame: Frame) -> Callable[[str],
     return dict(zip(contents, frame.encode_texts(contents), strict=True)).__getitem__
 
 
-def _encode_sample(sample: Sample, frame: Frame, ids_of: Callable[[str], Sequence[int]]) -> tuple[Row, str | None]:
-    """Return the row of a sample and why it can't be trained, None when it can."""
-    segments = frame.segments(sample.messages, ids_of)
-    row = Row(
-        ids=tuple(chain.from_iterable(part.ids for part in segments)),
-        labels=tuple(
-            chain.from_iterable(part.ids if part.is_trained else (IGNORE_INDEX,) * len(part.ids) for part in segments)
-        ),
-        weight=sample.weight,
-        class_index=CLASSES.index(sample.sample_class),
-    )
-    if not scan_agrees(row.ids, segments, frame):
-        return row, DISAGREE
-    return row, None if row.trained else NOTHING_TRAINED
+def _reason_to_leave_out(sample: Sample, segments: Sequence[Segment], frame: Frame, max_seq_len: int) -> str | None:
+    """Return why a sample can't be trained, None when it can."""
+    ids = tuple(chain.from_iterable(part.ids for part in segments))
+    if len(ids) > max_seq_len:
+        raise ProjectError("sample_too_long", sample=sample.id, tokens=len(ids), limit=max_seq_len)
+    if not scan_agrees(ids, segments, frame):
+        return DISAGREE
+    return None if any(part.is_trained for part in segments) else NOTHING_TRAINED
 
 
 def scan_agrees(ids: Sequence[int], segments: Sequence[Segment], frame: Frame) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corpus_builder.frame import IGNORE_INDEX
-from trainer.encode import Row
+from trainer.encoded import EncodedSet
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 OPEN, CLOSE = "⟦", "⟧"
 
 
-def write_first_batch(rows: Sequence[Row], base_model_dir: Path, path: Path) -> None:
-    """Write `rows` to `path`, each trained part between ⟦ and ⟧; only the owner can read it."""
+def write_first_batch(corpus: EncodedSet, samples: Sequence[int], base_model_dir: Path, path: Path) -> None:
+    """Write `samples` of a corpus to `path`, each trained part between ⟦ and ⟧; only the owner can read it."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(base_model_dir / "tokenizer.json"))
-    text = "\n----\n".join(_marked(row, tokenizer) for row in rows)
+    text = "\n----\n".join(_marked(corpus, sample, tokenizer) for sample in samples)
     partial = path.with_name(path.name + ".partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -30,9 +30,10 @@ def write_first_batch(rows: Sequence[Row], base_model_dir: Path, path: Path) -> 
     os.replace(partial, path)
 
 
-def _marked(row: Row, tokenizer: Tokenizer) -> str:
+def _marked(corpus: EncodedSet, sample: int, tokenizer: Tokenizer) -> str:
     parts = []
-    for is_trained, pairs in groupby(zip(row.ids, row.labels, strict=True), key=lambda pair: pair[1] != IGNORE_INDEX):
+    tokens = zip(corpus.ids_of(sample).tolist(), corpus.labels_of(sample).tolist(), strict=True)
+    for is_trained, pairs in groupby(tokens, key=lambda pair: pair[1] != IGNORE_INDEX):
         text = tokenizer.decode([token for token, _ in pairs], skip_special_tokens=False)
         parts.append(f"{OPEN}{text}{CLOSE}" if is_trained else text)
     return "".join(parts)

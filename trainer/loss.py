@@ -21,14 +21,12 @@ from transformers import Trainer
 
 from corpus_builder.frame import IGNORE_INDEX
 from corpus_builder.sample import CLASSES
-from trainer.dataset import Batch, DealtOrder, Rows, make_loader
-from trainer.encode import Row
+from trainer.dataset import Batch, Collator, DealtOrder, Row, Rows, make_loader
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     """Return the loss weight of each predicted token (B, T-1): its sample's, 0 where nothing is learned."""
-    is_trained = batch["labels"][:, 1:] != IGNORE_INDEX
-    return is_trained * batch["weights"][:, None]
+    return batch["weights"][:, 1:] * (batch["labels"][:, 1:] != IGNORE_INDEX)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -47,20 +45,25 @@ class LossMeter:
         self._sums = torch.zeros(len(CLASSES), 5, dtype=torch.float64, device=device)
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)
 
-    def add(self, losses: Tensor, weights: Tensor, class_indices: Tensor) -> None:
-        """Count one micro-batch: `losses` and `weights` (B, N) per token, weight 0 where nothing is learned."""
+    def add(self, losses: Tensor, weights: Tensor, class_indices: Tensor, taught: Tensor) -> None:
+        """Count one micro-batch.
+
+        Args:
+            losses, weights, class_indices: (N,) of each token, weight 0 where nothing is learned.
+            taught: (classes,) samples of each class that teach something.
+        """
         is_trained = weights > 0
         columns = (losses * weights, weights, losses * is_trained, is_trained)
-        per_row = [column.detach().double().sum(dim=1) for column in columns]
-        per_row.append(is_trained.any(dim=1).double())
-        self._sums.index_add_(0, class_indices, torch.stack(per_row, dim=1))
+        per_token = torch.stack([column.detach().double() for column in columns], dim=1)
+        self._sums[:, : self.ROWS].index_add_(0, class_indices, per_token)
+        self._sums[:, self.ROWS] += taught
         self.is_finite &= torch.isfinite(losses.detach()).all()
 
     def take(self) -> dict[str, float]:
         """Return the report since the last call, over all ranks, and start anew.
 
         `loss` (weighted mean per trained token), `loss_raw` (unweighted), `loss_<class>` (weighted, one per class
-        present), `tokens` (trained), `rows`. Every rank calls this together.
+        present), `tokens` (trained), `rows` (samples, not packed rows). Every rank calls this together.
         """
         sums = sum_over_ranks(self._sums.clone()).cpu()
         self._sums.zero_()
@@ -82,9 +85,9 @@ class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers ships no u
     `get_batch_samples`, `compute_loss`.
     """
 
-    def __init__(self, *, rows: Rows, order: DealtOrder, pad_id: int, **kwargs: Any) -> None:
+    def __init__(self, *, rows: Rows, order: DealtOrder, collate: Collator, **kwargs: Any) -> None:
         super().__init__(train_dataset=rows, **kwargs)
-        self._rows, self.order, self._pad_id = rows, order, pad_id
+        self._rows, self.order, self._collate = rows, order, collate
         # Our loss is normalised by what `get_batch_samples` counted: the Trainer must not divide it once more.
         self.model_accepts_loss_kwargs = True
         self._takes_positions = "logits_to_keep" in inspect.signature(self.model.forward).parameters
@@ -92,7 +95,7 @@ class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers ships no u
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """Return the loader of this rank; rows are dealt here and by nobody else."""
-        return make_loader(self._rows, self.order, pad_id=self._pad_id)
+        return make_loader(self._rows, self.order, collate=self._collate)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, *_: Any
@@ -114,16 +117,15 @@ class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers ships no u
         """Return this micro-batch's share of the step's loss, times the ranks (whose gradients are averaged)."""
         positions = trained_positions(inputs["labels"])
         asked = {"logits_to_keep": positions} if self._takes_positions else {}
-        outputs = model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False, **asked
-        )
+        seen = {name: inputs[name] for name in ("attention_mask", "position_ids") if name in inputs}
+        outputs = model(input_ids=inputs["input_ids"], use_cache=False, **seen, **asked)
         logits = outputs.logits if self._takes_positions else outputs.logits[:, positions]
-        targets = inputs["labels"][:, positions + 1]
-        weights = token_weights(inputs)[:, positions]
+        targets = inputs["labels"][:, positions + 1].flatten()
+        weights = token_weights(inputs)[:, positions].flatten()
         losses = functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-        ).view_as(targets)
-        self.meter.add(losses, weights, inputs["class_indices"])
+            logits.float().flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction="none"
+        )
+        self.meter.add(losses, weights, inputs["class_indices"][:, positions + 1].flatten(), inputs["taught"])
         total = weights.sum() if num_items_in_batch is None else num_items_in_batch
         share = (losses * weights).sum() * self.args.world_size / total.clamp(min=1e-9).to(losses.dtype)
         return (share, outputs) if return_outputs else share

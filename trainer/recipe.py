@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from corpus_builder.config import Resolved, Section, load_config
-from corpus_builder.plan import Count, CountOrNone
+from corpus_builder.plan import Count, CountOrNone, Words
+from corpus_builder.suite import Question
 
 #: Which variable sets which key of a recipe.
 ENVIRONMENT_KEYS: Mapping[str, str] = {
@@ -38,6 +39,18 @@ MIN_STEPS = 30  # fewer optimizer steps teach nothing: refused unless `allow_few
 FEW_STEPS = 100  # fewer are worth a warning
 
 
+class Lora(Section):
+    """Train low-rank adapters instead of all weights; leave the section out to train all. PEFT's names."""
+
+    r: Count = 16
+    lora_alpha: Count = 32
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    target_modules: Literal["all-linear"] | Words = Field("all-linear", description="names of modules, or all-linear")
+    modules_to_save: Words = Field((), description="modules that are trained and saved whole, e.g. lm_head")
+    load_in_4bit: bool = Field(False, description="QLoRA: the base in 4 bits (NF4); needs bitsandbytes and a GPU")
+    merge: bool = Field(True, description="`final/` is the merged model, with the adapter in `final/adapter/`")
+
+
 class Recipe(Section):
     """One complete way to train: no inheritance, no includes. Derived numbers are never keys."""
 
@@ -49,6 +62,12 @@ class Recipe(Section):
     suite: str | None = Field(None, description="what the model must answer, `configs/accept/<suite>.yaml`")
 
     base_model_dir: str = Field(description="a Hugging Face model folder on the box")
+    base_must_not_hold: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        (), description="sha256 of weight files that the base must not be made of: the stock model's, as its page shows"
+    )
+    base_must_answer: tuple[Question, ...] = Field(
+        (), description="questions that the base must answer before it is trained further"
+    )
     data_path: str | None = Field(None, description="samples on the box; default: the built corpus")
     output_dir: str | None = Field(None, description="default: `checkpoints/<version>/<run>` in the data folder")
 
@@ -66,18 +85,42 @@ class Recipe(Section):
     gradient_accumulation_steps: Count | None = Field(None, description="overrides `tokens_per_step`")
     allow_few_steps: bool = Field(False, description=f"train although there are fewer than {MIN_STEPS} optimizer steps")
     gradient_checkpointing: bool = True
+    packing: bool = Field(True, description="several samples per row of max_seq_len, none of which sees another")
+    lora: Lora | None = None
 
     precision: Literal["auto", "fp16", "bf16", "fp32"] = Field("auto", description="auto: by what the device can")
-    gpus: Count = Field(4, description="ranks; on a CPU the number of processes")
+    gpus: Count | Annotated[tuple[CountOrNone, ...], Field(min_length=1)] = Field(
+        4, description="how many, or which by number; busy ones are skipped; on a CPU the number of processes"
+    )
     device: Literal["auto", "cuda", "cpu"] = "auto"
     deepspeed: str = Field("zero3_offload", description="a preset of `configs/deepspeed/`, or a JSON file on the box")
+    attn_implementation: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+        "auto", description="auto: FlashAttention 2 where it is installed and the GPU has it, else sdpa"
+    )
+    use_liger_kernel: bool = Field(False, description="Liger's kernels for norms, rotary positions and SwiGLU")
 
     save_steps: Count = 100
     save_minutes: Count = Field(30, description="also after this many minutes without a checkpoint")
-    save_total_limit: Count = 3
+    save_total_limit: Count = Field(3, description="newest checkpoints to keep; the best one stays beside them")
+    save_only_model: bool = Field(False, description="checkpoints without optimizer: small, and none can be resumed")
+    eval_steps: Count | None = Field(None, description="steps between looks at held-out samples; default: save_steps")
+    load_best_model_at_end: bool = Field(False, description="the result is the best checkpoint by held-out loss")
+    early_stopping_patience: Count | None = Field(None, description="stop after so many looks without improvement")
     logging_steps: Count = 5
     report_every_steps: Count = Field(5, description="a ZY_PROGRESS line every this many steps")
-    map_num_proc: Count = Field(1, description="processes that encode")
+    map_num_proc: Count = Field(1, description="threads that encode")
+    report_to: tuple[Literal["tensorboard", "swanlab", "wandb"], ...] = Field((), description="trackers")
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train."""
+        return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Recipe:
+        if isinstance(self.gpus, tuple) and len(set(self.gpus)) != len(self.gpus):
+            raise ValueError("gpus: a number stands twice")
+        return self
 
 
 def load_recipe(

@@ -64,6 +64,11 @@ class DataPaths:
         return self._at("processed", "coding-sft.report.html")
 
     @property
+    def encoded(self) -> str:
+        """Samples as token ids, one file per corpus, tokenizer and window; can be deleted at any time."""
+        return self._at("processed", ".encoded")
+
+    @property
     def logs(self) -> str:
         return self._at("logs")
 

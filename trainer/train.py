@@ -33,14 +33,16 @@ from trainer.arguments import Schedule, join_ranks, training_arguments
 from trainer.base_model import check_base_model
 from trainer.checkpoints import delete_incomplete, find_resume_point
 from trainer.device import Place, choose_precision, find_device, find_place
-from trainer.encode import EncodedCorpus, check_samples, encode_corpus, read_samples
+from trainer.encode import check_samples, encode_corpus, read_samples
+from trainer.encoded import EncodedCorpus, EncodedSet
 from trainer.final import check_template, partial_path, point_version, publish_final, stop_at_turn_end, write_tokenizer
 from trainer.first_batch import write_first_batch
+from trainer.packing import Packing, one_each, pack
 from trainer.recipe import FEW_STEPS, MIN_STEPS, Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
 from trainer.voice import Voice
 
-FIRST_ROWS = 4  # rows shown in first-batch.txt
+FIRST_ROWS = 4  # samples shown in first-batch.txt
 #: How long a failed rank waits for rank 0 to say the same error; the launcher ends it as soon as rank 0 has.
 SILENCE_S = 20.0
 
@@ -78,7 +80,7 @@ def load_request(path: Path) -> Request:
 def train_argv(recipe: Recipe, recipe_path: str, python: str, *, master_port: int | None = None) -> list[str]:
     """Return the command that trains `recipe_path` on all ranks of the recipe."""
     port = [] if master_port is None else ["--master_port", str(master_port)]
-    launcher = [python, "-m", "deepspeed.launcher.runner", "--num_gpus", str(recipe.gpus), *port]
+    launcher = [python, "-m", "deepspeed.launcher.runner", "--num_gpus", str(recipe.ranks), *port]
     return [*launcher, "--module", "trainer.train", recipe_path]
 
 
@@ -90,7 +92,8 @@ def train(request: Request, place: Place) -> None:
     voice = Voice(place)
     frame = load_frame(base_dir)
     corpus = load_corpus(request, frame, voice)
-    schedule = Schedule(recipe, rows=len(corpus.rows), tokens=corpus.tokens, ranks=place.ranks)
+    packing = pack_rows(corpus.train, recipe, voice)
+    schedule = Schedule(recipe, rows=len(packing), tokens=corpus.train.tokens, ranks=place.ranks)
     check_steps(schedule.steps, recipe, voice)
     resume_point = find_resume_point(Path(paths.checkpoints), request.resume_from)
 
@@ -107,7 +110,7 @@ def train(request: Request, place: Place) -> None:
         recipe, schedule, output_dir=Path(paths.checkpoints), device=device, precision=precision, place=place
     )
     from trainer.callbacks import Border, Report
-    from trainer.dataset import DealtOrder, Rows
+    from trainer.dataset import Collator, DealtOrder, Rows
     from trainer.loss import WeightedTrainer
     from trainer.model import load_model, pad_id
 
@@ -117,21 +120,21 @@ def train(request: Request, place: Place) -> None:
     trainer = WeightedTrainer(
         model=model,
         args=arguments,
-        rows=Rows(corpus.rows),
+        rows=Rows(corpus.train, packing),
         order=DealtOrder(
-            len(corpus.rows),
+            len(packing),
             ranks=place.ranks,
             rank=place.rank,
             batch_size=recipe.per_device_train_batch_size,
             seed=recipe.seed,
         ),
-        pad_id=pad_id(frame.controls, frame.im_end),
+        collate=Collator(pad_id(frame.controls, frame.im_end), is_packed=recipe.packing),
         callbacks=[border, report],
     )
     border.trainer = report.trainer = trainer
     began_s = time.monotonic()
     voice.event(
-        "started", ranks=place.ranks, steps=schedule.steps, accumulation=schedule.accumulation, rows=len(corpus.rows)
+        "started", ranks=place.ranks, steps=schedule.steps, accumulation=schedule.accumulation, rows=len(packing)
     )
     if resume_point is not None:
         voice.event("resumed", step=resume_point.name.rpartition("-")[2], run=resume_point.parent.name)
@@ -165,15 +168,25 @@ def load_corpus(request: Request, frame: Frame, voice: Voice) -> EncodedCorpus:
             "{read} samples read: {rows} trained, {out} left out, {validation} held out; "
             "{tokens} tokens, {trained} of them learned",
             read=corpus.read,
-            rows=len(corpus.rows),
+            rows=len(corpus.train),
             out=len(corpus.left_out),
-            validation=corpus.validation,
-            tokens=corpus.tokens,
-            trained=corpus.trained_tokens,
+            validation=len(corpus.validation),
+            tokens=corpus.train.tokens,
+            trained=corpus.train.trained_tokens,
         )
     )
-    voice.event("labels_checked", samples=len(corpus.rows), left_out=len(corpus.left_out))
+    voice.event("labels_checked", samples=len(corpus.train), left_out=len(corpus.left_out))
     return corpus
+
+
+def pack_rows(samples: EncodedSet, recipe: Recipe, voice: Voice) -> Packing:
+    """Return which samples share a row, and say how full the rows are."""
+    if not recipe.packing:
+        return one_each(len(samples))
+    packing = pack(samples.lengths, recipe.max_seq_len)
+    filled = samples.tokens / (len(packing) * recipe.max_seq_len)
+    voice.event("packed", samples=len(samples), rows=len(packing), filled=f"{filled:.4f}")
+    return packing
 
 
 def check_steps(steps: int, recipe: Recipe, voice: Voice) -> None:
@@ -196,8 +209,8 @@ def prepare_folders(request: Request, frame: Frame, corpus: EncodedCorpus) -> No
     check_template(tokenizer_dir(paths), frame)
     from trainer.dataset import epoch_order
 
-    first = [corpus.rows[index] for index in epoch_order(len(corpus.rows), seed=recipe.seed, epoch=0)[:FIRST_ROWS]]
-    write_first_batch(first, Path(recipe.base_model_dir), Path(paths.first_batch))
+    first = epoch_order(len(corpus.train), seed=recipe.seed, epoch=0)[:FIRST_ROWS]
+    write_first_batch(corpus.train, first, Path(recipe.base_model_dir), Path(paths.first_batch))
 
 
 def link_output(recipe: Recipe, paths: RunPaths) -> None:

@@ -91,7 +91,7 @@ def start_step(job: Job, wish: Configuration) -> Step:
     values: dict[str, Value] = {
         "recipe": wish.recipe.name,
         "version": wish.recipe.version,
-        "gpus": wish.recipe.gpus,
+        "gpus": wish.recipe.ranks,
         "minutes": job.inputs.watch_minutes,
     }
     return Step(key="start_run", values=values)

@@ -40,7 +40,7 @@ def test_the_learning_rate_is_the_cosine(two_ranks, base_dir):
     """DeepSpeed's own optimizer reports the rate, so no second owner of the schedule can hide."""
     run, ended = two_ranks
     corpus = encode_corpus(tiny_samples(), load_frame(base_dir), max_seq_len=256)
-    schedule = Schedule(run.recipe, rows=len(corpus.rows), tokens=corpus.tokens, ranks=2)
+    schedule = Schedule(run.recipe, rows=len(corpus.train), tokens=corpus.train.tokens, ranks=2)
     assert schedule.steps == 24
     assert schedule.warmup_steps == 3
     assert [point.step for point in ended.points] == list(range(1, 25))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from corpus_builder.errors import ProjectError
+from corpus_builder.sample import CLASSES
 from trainer.callbacks import Border, Report, read_stop
 from trainer.device import Place
 from trainer.loss import LossMeter
@@ -115,7 +116,8 @@ def test_a_stop_at_the_last_step_lets_the_run_finish(border, paths):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(border, capsys):
-    border.trainer.meter.add(torch.tensor([[float("nan")]]), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+    one_class = torch.zeros(1, dtype=torch.int64)
+    border.trainer.meter.add(torch.tensor([float("nan")]), torch.ones(1), one_class, torch.zeros(len(CLASSES)))
     with pytest.raises(ProjectError, match="loss_not_finite") as caught:
         end_step(border, 7)
     assert caught.value.values == {"loss": "nan", "step": 7}
@@ -146,7 +148,8 @@ def make_report() -> Report:
 def test_a_line_carries_what_happened_since_the_last(capsys):
     report, state, control = make_report(), SimpleNamespace(global_step=5, max_steps=9, epoch=0.5), Control()
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.001}])
-    report.trainer.meter.add(torch.tensor([[2.0, 4.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([2]))
+    taught = torch.tensor([0, 0, 1, 0])
+    report.trainer.meter.add(torch.tensor([2.0, 4.0]), torch.tensor([0.5, 0.5]), torch.tensor([2, 2]), taught)
     report.on_pre_optimizer_step(ARGS, state, control, optimizer=optimizer)
     report.on_step_end(ARGS, state, control)
     assert control.should_log

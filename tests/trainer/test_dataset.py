@@ -1,13 +1,21 @@
 """The order of rows, how they are dealt to ranks, and padding."""
 
+import numpy as np
 import pytest
 
 from corpus_builder.frame import IGNORE_INDEX
 from trainer.dataset import FILLER, Collator, DealtOrder, Rows, epoch_order, make_loader
-from trainer.encode import Row
+from trainer.encoded import EncodedSet
+from trainer.packing import Packing, one_each
 
-ROWS = [Row(ids=(1, 2, 3), labels=(IGNORE_INDEX, 2, 3), weight=1.0, class_index=0),
-        Row(ids=(4,), labels=(IGNORE_INDEX,), weight=0.5, class_index=2)]  # fmt: skip
+SAMPLES = EncodedSet(
+    ids=np.array([1, 2, 3, 4, 5, 6], dtype=np.int32),
+    is_trained=np.array([False, True, True, False, False, True]),
+    starts=np.array([0, 3, 4, 6]),
+    weights=np.array([1.0, 0.5, 2.0], dtype=np.float32),
+    class_indices=np.array([0, 2, 2], dtype=np.int8),
+)
+NOTHING = IGNORE_INDEX
 
 
 def dealt(rows: int, *, ranks: int, batch_size: int, epoch: int = 0) -> list[list[list[int]]]:
@@ -50,17 +58,36 @@ def test_length_is_the_number_of_micro_batches():
 
 
 def test_padding_is_on_the_right_and_silent():
-    batch = Collator(pad_id=9)(ROWS)
+    rows = Rows(SAMPLES, one_each(3))
+    batch = Collator(9, is_packed=False)([rows[0], rows[1]])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch["labels"].tolist() == [[IGNORE_INDEX, 2, 3], [IGNORE_INDEX] * 3]
-    assert batch["weights"].tolist() == [1.0, 0.5]
-    assert batch["class_indices"].tolist() == [0, 2]
+    assert batch["labels"].tolist() == [[NOTHING, 2, 3], [NOTHING] * 3]
+    assert batch["weights"].tolist() == [[1.0] * 3, [0.5, 0.0, 0.0]]
+    assert batch["class_indices"].tolist() == [[0] * 3, [2, 0, 0]]
+    assert batch["taught"].tolist() == [1, 0, 0, 0]
+
+
+def test_rows_of_one_length_need_no_mask():
+    rows = Rows(SAMPLES, one_each(3))
+    assert "attention_mask" not in Collator(9, is_packed=False)([rows[0]])
+
+
+def test_packed_samples_are_told_apart_by_positions_and_never_by_a_mask():
+    rows = Rows(SAMPLES, Packing(np.array([2, 0, 1]), np.array([0, 2, 3])))
+    batch = Collator(9, is_packed=True)([rows[0], rows[1]])
+    assert batch["input_ids"].tolist() == [[5, 6, 1, 2, 3], [4, 9, 9, 9, 9]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2], [0, 0, 1, 2, 3]]
+    assert batch["labels"].tolist() == [[NOTHING, 6, NOTHING, 2, 3], [NOTHING] * 5]
+    assert batch["weights"].tolist() == [[2.0, 2.0, 1.0, 1.0, 1.0], [0.5, 0.0, 0.0, 0.0, 0.0]]
+    assert batch["taught"].tolist() == [1, 0, 1, 0]
+    assert "attention_mask" not in batch
 
 
 def test_the_filler_row_teaches_nothing():
     order = DealtOrder(1, ranks=2, rank=1, batch_size=1, seed=1)
-    (batch,) = make_loader(Rows(ROWS[:1]), order, pad_id=9)
+    (batch,) = make_loader(Rows(SAMPLES, one_each(1)), order, collate=Collator(9, is_packed=False))
     assert batch["input_ids"].shape == (1, 2)
     assert (batch["labels"] == IGNORE_INDEX).all()
-    assert batch["weights"].item() == 0.0
+    assert (batch["weights"] == 0).all()
+    assert batch["taught"].sum() == 0

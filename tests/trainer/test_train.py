@@ -52,7 +52,7 @@ def test_a_run_ends_with_its_result(trained):
 def test_progress_is_the_promised_curve(trained, tiny_dir):
     run, ended = trained
     corpus = encode_corpus(tiny_samples(), load_frame(tiny_dir), max_seq_len=256)
-    schedule = Schedule(run.recipe, rows=len(corpus.rows), tokens=corpus.tokens, ranks=1)
+    schedule = Schedule(run.recipe, rows=len(corpus.train), tokens=corpus.train.tokens, ranks=1)
     assert [point.step for point in ended.points] == list(range(1, schedule.steps + 1))
     for point in ended.points:
         assert point.lr == pytest.approx(learning_rate_at(point.step, run.recipe, schedule), rel=1e-5, abs=1e-12)
