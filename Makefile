@@ -34,15 +34,13 @@ soak: install packages
 
 install: $(VENV)/.installed
 
-# torch first and alone: DeepSpeed's build asks for it, and the pinned CPU build must not be replaced.
+# The lock file in its stages, as on a box: torch first and alone, DeepSpeed's build last.
 $(VENV)/.installed: pyproject.toml $(CPU_LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	sed '/^# stage: 2/,$$d' $(CPU_LOCK) > $(VENV)/stage1.txt
-	$(BIN)/python -m pip install -q -r $(VENV)/stage1.txt
-	$(BIN)/python -m pip install -q --no-build-isolation -r $(CPU_LOCK)
+	$(PYTHON) -m controller.boxside.environment $(CPU_LOCK) $(BIN)/python
 	$(BIN)/python -m pip install -q --no-build-isolation -e '.[dev]'
 	touch $@
 
 packages:
-	@.ci/debian-packages sshd=openssh-server tmux=tmux shellcheck=shellcheck git=git c++=g++ chromium=chromium \
+	@.ci/debian-packages sshd=openssh-server tmux=tmux shellcheck=shellcheck git=git zsh=zsh fish=fish tcsh=tcsh c++=g++ chromium=chromium \
 		/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc=fonts-noto-cjk

@@ -11,7 +11,7 @@ from pathlib import Path
 from corpus_builder.build import build
 from corpus_builder.frame import load_frame
 from corpus_builder.request import load_request
-from trainer.encode import encode_corpus, read_samples
+from trainer.encode import check_samples, encode_corpus, read_samples
 
 
 def main(path: str) -> int:
@@ -19,7 +19,8 @@ def main(path: str) -> int:
     request = load_request(Path(path))
     build(request)
     frame = load_frame(request.base_model_dir)
-    encode_corpus(read_samples(request.samples), frame, max_seq_len=request.max_seq_len)
+    samples = check_samples(request.samples, is_own=False)
+    encode_corpus(read_samples(samples), frame, max_seq_len=request.max_seq_len)
     return int(bool({"torch", "transformers", "datasets"} & set(sys.modules)))
 
 

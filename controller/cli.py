@@ -3,6 +3,7 @@
 zy status
 zy setup-and-train --recipe coding_v1 --confirm --watch-minutes 30
 zy corpus build --plan zhuyuan --base-model-dir ~/models/mother
+zy train coding_v1 --samples corpus-out/coding-sft.jsonl --dry-run
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def zy() -> None:
 
     The same actions that the workflow page offers. Settings come from the environment (docs/settings.md).
     """
-    if os.environ.get("ZY_INPUT_ACTION") is not None:  # our composite action offers the five actions and no more
+    if os.environ.get("ZY_INPUT_ACTION") is not None:  # our composite action offers its actions and no more
         from controller.inputs import check_action
 
         check_action(os.environ["ZY_INPUT_ACTION"])
@@ -97,7 +98,9 @@ def setup_options(command: Command) -> Command:
             "--set", "sets", multiple=True, metavar="KEY=VALUE",
             help="Override a key of the recipe, or of the plan with plan.KEY=VALUE; repeatable.",
         ),
-        click.option("--dialog-zip", help="Dialog ZIP: https, s3 or cos address, or a path on the machine."),
+        click.option(
+            "--dialog-zip", help="Dialog ZIP: https, s3 or cos address, a path on the machine, or file:PATH of yours."
+        ),
         click.option("--base-model-dir", help="Folder of the base model on the machine."),
         click.option("--recipe", help="Name of a shipped recipe, or path of a YAML file; default: coding_v1."),
     ):  # fmt: skip
@@ -116,23 +119,32 @@ def _perform(action: str, *, given: dict[str, Any] | None = None, **options: Any
 @zy.command("setup-only")
 @box_options
 @setup_options
+@click.option("--fresh-zip", is_flag=True, help="Fetch the dialog ZIP again although the machine has it.")
 def setup_only(
-    recipe: str | None, base_model_dir: str | None, dialog_zip: str | None, sets: tuple[str, ...], **options: Any
+    recipe: str | None,
+    base_model_dir: str | None,
+    dialog_zip: str | None,
+    fresh_zip: bool,
+    sets: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Bring code and sources, fetch dialogs, prepare the environment, build the corpus; start no training."""
     given = {"recipe": recipe, "base_model_dir": base_model_dir, "dialog_zip": dialog_zip}
+    given["fresh_zip"] = "true" if fresh_zip else None
     _perform("setup-only", given=given, sets=sets, **options)
 
 
 @zy.command("setup-and-train")
 @box_options
 @setup_options
+@click.option("--fresh-zip", is_flag=True, help="Fetch the dialog ZIP again although the machine has it.")
 @click.option("--confirm", is_flag=True, help="Really start a training.")
 @click.option("--watch-minutes", type=click.IntRange(0, 340), help="Follow the run this long; default: 340.")
 def setup_and_train(
     recipe: str | None,
     base_model_dir: str | None,
     dialog_zip: str | None,
+    fresh_zip: bool,
     confirm: bool,
     watch_minutes: int | None,
     **options: Any,
@@ -140,6 +152,7 @@ def setup_and_train(
     """Do what setup-only does, check the gates, start a training and follow it."""
     given: dict[str, Any] = {"recipe": recipe, "base_model_dir": base_model_dir, "dialog_zip": dialog_zip}
     given |= {"confirm_override": "true" if confirm else None, "watch_minutes": watch_minutes}
+    given["fresh_zip"] = "true" if fresh_zip else None
     _perform("setup-and-train", given=given, **options)
 
 
@@ -166,6 +179,17 @@ def tail_log(**options: Any) -> None:
 def kill(**options: Any) -> None:
     """End the run and the setup on the machine, with a checkpoint where there is time for one."""
     _perform("kill", **options)
+
+
+@zy.command()
+@box_options
+@setup_options
+def doctor(
+    recipe: str | None, base_model_dir: str | None, dialog_zip: str | None, sets: tuple[str, ...], **options: Any
+) -> None:
+    """Try every secret and setting alone, say all that is wrong and what to do; log in and read, change nothing."""
+    given = {"recipe": recipe, "base_model_dir": base_model_dir, "dialog_zip": dialog_zip}
+    _perform("doctor", given=given, sets=sets, **options)
 
 
 @zy.group()
@@ -210,6 +234,23 @@ def corpus_report(**options: Any) -> None:
     from controller.corpus_view import report
 
     sys.exit(report(_around(), **options))
+
+
+@zy.command()
+@click.argument("recipe", required=False)
+@click.option("--resume", metavar="RUN_ID", help="Go on with a run by its own recipe; an ended one in a new run.")
+@click.option("--data", default="train-out", show_default=True, help="Folder for runs, checkpoints and logs.")
+@click.option("--samples", help="Samples to train on; default: the corpus in the data folder.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Print the preflight and the command; change nothing.")
+@click.option("--lang", type=click.Choice(["zh", "en"]), help="Language of output; default: ZY_LANG, else zh.")
+def train(recipe: str | None, resume: str | None, **options: Any) -> None:
+    """Train on this machine by RECIPE: the name of a shipped one, or the path of a YAML file."""
+    if (recipe is None) == (resume is None) or (resume is not None and (options["sets"] or options["samples"])):
+        raise click.UsageError("give RECIPE with its options, or --resume RUN_ID alone")
+    from controller.train_here import TrainWish, perform
+
+    sys.exit(perform(_around(), TrainWish(recipe=recipe, resume=resume, **options)))
 
 
 @zy.command()

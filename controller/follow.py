@@ -5,12 +5,13 @@ Side effects: asks the box; sleeps. The work itself never depends on being follo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from controller.job import Job
 from corpus_builder.errors import ProjectError
-from trainer.progress import Progress, parse_line
+from trainer.progress import Event, Progress, parse_line
 from trainer.run_state import has_ended
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Followed:
     points: tuple[Progress, ...]
     eta_s: float | None
     elapsed_s: float
+    preflight: Mapping[str, str] = field(default_factory=dict)  # the numbers that a run told before it began
 
     @property
     def has_ended(self) -> bool:
@@ -53,11 +55,15 @@ def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) ->
     """
     began = job.clock()
     points: list[Progress] = []
+    preflight: Mapping[str, str] = {}
     offset, poll_s = 0, FIRST_POLL_S
     while True:
         answer = _ask(box, job, kind=kind, work_id=work_id, offset=offset, give_up=began + deadline_s)
         lines = answer["lines"]
-        points += _show(job, lines)
+        items = _show(job, lines)
+        points += [item for item in items if isinstance(item, Progress)]
+        told = [item.values for item in items if isinstance(item, Event) and item.name == "preflight"]
+        preflight = told[-1] if told else preflight
         is_drained = answer["next_offset"] == offset
         offset = answer["next_offset"]
         is_over = has_ended(answer["state"]) and is_drained
@@ -75,14 +81,15 @@ def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) ->
         points=tuple(points),
         eta_s=answer.get("eta_s"),
         elapsed_s=job.clock() - began,
+        preflight=preflight,
     )
 
 
-def _show(job: Job, lines: list[str]) -> list[Progress]:
-    """Echo the lines and return the points in them."""
+def _show(job: Job, lines: list[str]) -> list[Progress | Event]:
+    """Echo the lines and return the points and events in them."""
     for line in lines:
         job.echo(line)
-    return [item for line in lines for item in parse_line(line) if isinstance(item, Progress)]
+    return [item for line in lines for item in parse_line(line)]
 
 
 def _ask(box: Box, job: Job, *, kind: str, work_id: str, offset: int, give_up: float) -> dict[str, Any]:

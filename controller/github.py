@@ -21,7 +21,7 @@ from controller.settings import is_maskable
 from corpus_builder.errors import ProjectError
 
 #: The inputs of the workflow's form and of the composite action, one name in both (`controller/inputs.py`).
-INPUT_NAMES = ("action", "base_model_dir", "dialog_zip", "confirm_override", "recipe", "watch_minutes")
+INPUT_NAMES = ("action", "base_model_dir", "dialog_zip", "confirm_override", "recipe", "watch_minutes", "fresh_zip")
 WITH_PREFIX = "ZY_INPUT_"  # how `action.yml` hands over its `with:` values
 _BREAKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 

@@ -13,6 +13,7 @@ import fnmatch
 import hashlib
 import hmac
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import paramiko
@@ -46,17 +47,22 @@ class PinnedKeys:
     pins: tuple[Pin, ...]
     problems: tuple[str, ...]
 
+    def holds(self, key: paramiko.PKey) -> bool:
+        """Whether `key` is pinned for this host."""
+        return any(hmac.compare_digest(pin.fingerprint, fingerprint(key.asbytes())) for pin in self.pins)
+
     def check(self, key: paramiko.PKey) -> None:
         """Raise `host_key_unknown` or `host_key_mismatch` unless `key` is pinned for this host."""
-        seen = fingerprint(key.asbytes())
-        if any(hmac.compare_digest(pin.fingerprint, seen) for pin in self.pins):
+        if self.holds(key):
             return
+        seen = fingerprint(key.asbytes())
         name = f"{self.host}:{self.port}"
         shown = f"{seen} ({key.get_name()})"
         if not self.pins:
-            line = f"{host_label(self.host, self.port)} {key.get_name()} {key.get_base64()}"
-            raise ProjectError("host_key_unknown", host=name, seen=shown, line=line)
-        expected = ", ".join(f"{pin.fingerprint} ({pin.key_type or 'any type'})" for pin in self.pins)
+            raise ProjectError("host_key_unknown", host=name, seen=shown, line=pin_line(self.host, self.port, key))
+        expected = ", ".join(
+            f"{pin.fingerprint} ({pin.key_type})" if pin.key_type else pin.fingerprint for pin in self.pins
+        )
         raise ProjectError("host_key_mismatch", host=name, seen=shown, expected=expected)
 
     def preferences(self) -> tuple[tuple[str, ...], ...]:
@@ -90,6 +96,11 @@ def fingerprint(blob: bytes) -> str:
 def host_label(host: str, port: int) -> str:
     """Return a host as known_hosts writes it."""
     return host if port == 22 else f"[{host}]:{port}"
+
+
+def pin_line(host: str, port: int, key: paramiko.PKey) -> str:
+    """Return the known_hosts line that would pin `key`."""
+    return f"{host_label(host, port)} {key.get_name()} {key.get_base64()}"
 
 
 def parse_pins(text: str, *, host: str, port: int) -> PinnedKeys:
@@ -128,6 +139,16 @@ def parse_pins(text: str, *, host: str, port: int) -> PinnedKeys:
     pins = next((found[label] for label in labels if found[label]), [])
     kept = tuple(dict.fromkeys(pin for pin in pins if pin.fingerprint not in revoked))
     return PinnedKeys(host, port, kept, tuple(problems))
+
+
+def usable_lines(text: str) -> str:
+    """Return the lines of a `known_hosts` file that can pin a key; a person's own file may hold others."""
+    kept = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            _parse_line(line.strip())
+            kept.append(line.strip() + "\n")
+    return "".join(kept)
 
 
 def _parse_line(line: str) -> tuple[str | None, str | None, Pin]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from corpus_builder.config import BOOLEANS
 from corpus_builder.errors import ProjectError
 
-ACTIONS = ("setup-only", "setup-and-train", "tail-log", "status", "kill")
+ACTIONS = ("setup-only", "setup-and-train", "tail-log", "status", "kill", "doctor")
 DEFAULT_RECIPE = "coding_v1"
 MAX_WATCH_MINUTES = 340  # a job ends at 355, GitHub's own limit is 360
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
@@ -36,6 +36,7 @@ class Inputs:
     recipe: str = DEFAULT_RECIPE
     base_model_dir: str | None = None
     dialog_zip: str | None = None
+    is_zip_fresh: bool = False  # fetch, or send, the ZIP again although the box has it
     is_confirmed: bool = False
     watch_minutes: int = MAX_WATCH_MINUTES
     recipe_sets: tuple[tuple[str, str], ...] = ()
@@ -60,6 +61,7 @@ def check_inputs(given: Mapping[str, str], *, sets: Sequence[str] = (), repo_roo
         recipe=_check_recipe(texts.get("recipe", DEFAULT_RECIPE)),
         base_model_dir=_check_model_dir(texts.get("base_model_dir")),
         dialog_zip=_check_dialog_zip(texts.get("dialog_zip")),
+        is_zip_fresh=_check_boolean("fresh_zip", texts.get("fresh_zip", "false")),
         is_confirmed=_check_boolean("confirm_override", texts.get("confirm_override", "false")),
         watch_minutes=_check_minutes(texts.get("watch_minutes", str(MAX_WATCH_MINUTES))),
         recipe_sets=tuple(pair for pair in pairs if not pair[0].startswith("plan.")),
@@ -109,13 +111,13 @@ def _check_model_dir(text: str | None) -> str | None:
 
 
 def _check_dialog_zip(text: str | None) -> str | None:
-    """Return an address or a path on the box; one that carries its own key is refused and never repeated."""
+    """Return an address, a path on the box or a file here; what carries its own key is refused, never repeated."""
     if text is None:
         return None
     if carries_a_key(text):
         raise ProjectError("url_with_query", name="dialog_zip")
     _check_text("dialog_zip", text)
-    if text.startswith(("/", "~/")):
+    if text.startswith(("/", "~/", "./", "../", "file:")):
         return text
     try:
         parts = urlsplit(text)

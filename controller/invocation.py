@@ -12,20 +12,25 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from controller.dial import Dialed
 from controller.github import Runner, defuse
 from controller.inputs import carries_a_key, check_inputs
 from controller.job import SEES, Job
 from controller.reports import Report, report_to_json
-from controller.settings import Settings
+from controller.settings import Settings, Ssh
 from controller.summary import as_markdown, error_as_markdown
 from corpus_builder.errors import EXIT_DEADLINE, EXIT_DONE, ProjectError
 from corpus_builder.say import LANGUAGES, SEE_PUBLIC, error_lines, format_error
 
 if TYPE_CHECKING:
     from controller.box import Box
+
+
+DOCTOR = "doctor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ def perform(
     runner = around.runner
     see = SEES[runner.sees()]
     try:
-        report = _run_page(action, options, around, lang, open_box or open_real_box)
+        report = _run_page(action, options, around, lang, open_box or partial(open_real_box, environ=around.environ))
     except ProjectError as error:
         return fail(action, error, around, lang)
     markdown = as_markdown(report, lang=lang, see=see)
@@ -110,11 +115,32 @@ def choose_lang(given: str | None, environ: Mapping[str, str]) -> str:
     return wanted if wanted in LANGUAGES else LANGUAGES[0]
 
 
-def open_real_box(kind: str, settings: Settings) -> Box:
+def open_real_box(kind: str, settings: Settings, *, environ: Mapping[str, str]) -> Box:
     """Return the box: over SSH, or this machine."""
-    from controller.box import LocalBox, SshBox
+    if kind == "local":
+        from controller.local_box import LocalBox
 
-    return LocalBox() if kind == "local" else SshBox(settings.ssh())
+        return LocalBox()
+    ssh = way_to_box(settings, environ)
+    _, host, port = ssh.route()[0]
+    dialed = Dialed(host, port)
+    try:
+        from controller.box import SshBox  # a tenth of a second, in which the network answers
+
+        return SshBox(ssh, dialed=dialed)
+    except BaseException:
+        dialed.close()
+        raise
+
+
+def way_to_box(settings: Settings, environ: Mapping[str, str]) -> Ssh:
+    """Return how to reach the box: by the settings; on a laptop that sets no key, as the person's own ssh would."""
+    if settings.gpu_key is None and settings.gpu_password is None:
+        from controller.ssh_config import is_laptop, laptop_ssh
+
+        if is_laptop(settings, environ):
+            return laptop_ssh(settings, environ)
+    return settings.ssh()
 
 
 def _run_page(
@@ -125,7 +151,8 @@ def _run_page(
     if carries_a_key(given.get("dialog_zip", "")):
         runner.mask(given["dialog_zip"])  # typed into the form, so nobody has masked it
     inputs = check_inputs(given, sets=options.sets, repo_root=_repo_root(options, around.environ))
-    settings = Settings.from_environment(around.environ)
+    is_doctor = action == DOCTOR  # it works with what there is, and says what is wrong with the rest
+    settings, faults = Settings.read(around.environ) if is_doctor else (Settings.from_environment(around.environ), {})
     for secret in settings.masks():
         runner.mask(secret)
     lines_to = around.err if options.is_json else around.out
@@ -140,10 +167,15 @@ def _run_page(
         lang=lang,
         sees=runner.sees(),
         is_dry_run=options.is_dry_run,
+        is_local=options.box_kind == "local",
+        setting_faults=faults,
         grace_s=round(60 * options.grace_minutes),
         echo=lambda line: _echo(line, lines_to),
         mask=runner.mask,
     )
+    if is_doctor:
+        examined: Report = page.run(partial(open_box, options.box_kind, settings), job)
+        return examined
     with closing(open_box(options.box_kind, settings)) as box:
         report: Report = page.run(box, job)
     return report

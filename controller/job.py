@@ -30,6 +30,8 @@ class Job:
     lang: str = "zh"
     sees: str = "public"
     is_dry_run: bool = False
+    is_local: bool = False  # this machine is the box
+    setting_faults: Mapping[str, str] = field(default_factory=dict)  # what is wrong with a setting; the doctor's alone
     grace_s: int = 600
     echo: Callable[[str], None] = print
     mask: Callable[[str], None] = field(default=lambda value: None)

@@ -1,7 +1,8 @@
-"""Where the dialog ZIP comes from: a bucket, a link, or a path on the box -> what the box is asked to fetch.
+"""Where the dialog ZIP comes from: a bucket, a link, a path on the box, or a file here -> what the box is asked for.
 
 The box never sees a storage key: the runner signs a link that is good for an hour. Pure, but for the SDKs' own
-arithmetic; no request is made here. The SDKs are imported only when a bucket is named.
+arithmetic and a file of this machine, which is read and hashed; no request is made here. The SDKs are imported only
+when a bucket is named.
 
     >>> resolve_dialog("~/dialogs.zip", Settings.from_environment({})).request()
     {'kind': 'path', 'path': '~/dialogs.zip'}
@@ -9,16 +10,23 @@ arithmetic; no request is made here. The SDKs are imported only when a bucket is
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import posixpath
 import re
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from controller.boxside.links import expires_at, source_of
 from controller.settings import Settings, is_maskable
+from corpus_builder.archive import looks_like
 from corpus_builder.errors import Named, ProjectError
 
 FIELD = "dialog_zip"
@@ -26,22 +34,60 @@ SECRET = "ZY_BINGSHUO_DIALOG_URL"
 DEFAULT_PATH = "~/bingshuo-dialog.zip"
 EXPIRES_S = 3600  # the download starts within minutes; a leaked link should be dead soon
 _BUCKET_URI = re.compile(r"(s3|cos)://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\x00-\x1f\x7f]+)\Z")
+_LOCAL_FILE = re.compile(r"(?:file:(?://(?=/)|(?!//))|(?=\.\.?/))(.+)\Z")  # file:PATH, file:///PATH, ./PATH, ../PATH
+_CHUNK_BYTES = 2**18
 _COS_BUCKET = re.compile(r"[a-z0-9-]+-[0-9]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class DialogSource:
-    """What the box is asked to fetch. `shown` may be printed; `allow` are hosts that it may fetch from."""
+class LocalZip:
+    """A dialog ZIP on this machine: a laptop's, or a self-hosted runner's."""
 
-    kind: Literal["url", "path"]
-    shown: Literal["S3", "COS", "link", "path"]
+    path: Path
+    size: int
+    sha256: str
+
+    def stream(self, offset: int) -> Iterator[bytes]:
+        """Yield the bytes from `offset` on; raise `dialog_zip_unreadable` when the file has another length by now."""
+        left = self.size - offset
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            while left and (data := file.read(min(_CHUNK_BYTES, left))):
+                left -= len(data)
+                yield data
+        if left:
+            raise ProjectError("dialog_zip_unreadable", path=Named(str(self.path)), reason="reason.changed_while_sent")
+
+
+@dataclass(frozen=True, slots=True)
+class DialogSource:
+    """What the box is asked to fetch, or gets. `shown` may be printed; `allow` are hosts that it may fetch from."""
+
+    kind: Literal["url", "path", "upload"]
+    shown: Literal["S3", "COS", "link", "path", "file"]
     path: str | None = None
     url: str | None = field(default=None, repr=False)
     allow: tuple[str, ...] = ()
+    file: LocalZip | None = None
 
     def request(self) -> dict[str, str]:
         """Return the part of a request that may be logged; a link is not in it."""
+        if self.file is not None:
+            return {"kind": self.kind, "sha256": self.file.sha256}
         return {"kind": self.kind} if self.path is None else {"kind": self.kind, "path": self.path}
+
+    def source_digest(self) -> str | None:
+        """Return what the box knows an archive by that came from this link, however it was signed; None: no link."""
+        return None if self.url is None else source_of(self.url)
+
+    def check_expiry(self, *, has_archive: bool, now: float | None = None) -> None:
+        """Raise `storage_expired` when the link says that its time is over, unless its archive is on the box already.
+
+        By this machine's clock, before anything is sent; whether a storage agrees, the box finds out.
+        """
+        end = None if self.url is None else expires_at(self.url)
+        if end is not None and end < (time.time() if now is None else now) and not has_archive:
+            raise ProjectError("storage_expired", source=Named(urlsplit(self.url or "").hostname or ""))
 
     def secrets(self) -> dict[str, str]:
         """Return the part that travels as a secret."""
@@ -57,14 +103,31 @@ class DialogSource:
         return tuple(dict.fromkeys(text for text in is_signed if is_maskable(text)))
 
 
-def resolve_dialog(dialog_zip: str | None, settings: Settings) -> DialogSource:
+def is_hosted(environ: Mapping[str, str]) -> bool:
+    """Whether this is a machine of GitHub's: nobody's own files lie there."""
+    return environ.get("RUNNER_ENVIRONMENT") == "github-hosted"
+
+
+def is_local_file(text: str) -> bool:
+    """Whether an input names a file of this machine."""
+    return _LOCAL_FILE.match(text) is not None
+
+
+def resolve_dialog(dialog_zip: str | None, settings: Settings, *, is_on_hosted: bool = False) -> DialogSource:
     """Return where the dialog ZIP comes from: the input, else the secret link, else the default path on the box.
+
+    A file of this machine is read once, for its sha256; on GitHub's own machines (`is_on_hosted`) it is refused.
 
     Raises:
         ProjectError: `input_invalid`, `setting_invalid`, `url_with_query` (a signed link belongs into the secret),
-            `url_refused` (plain http), `setting_missing` (keys of the storage), `extra_missing` (its SDK).
+            `url_refused` (plain http), `setting_missing` (keys of the storage), `extra_missing` (its SDK);
+            `dialog_zip_missing`, `dialog_zip_unreadable`, `dialog_zip_not_zip` for a file of this machine.
     """
     text = (dialog_zip or "").strip()
+    if is_local_file(text):
+        if is_on_hosted:
+            raise _wrong(FIELD, "reason.file_on_hosted")
+        return _local_file(text)
     if text:
         return _resolve(text, settings, name=FIELD)
     if settings.dialog_url is not None:
@@ -85,6 +148,29 @@ def _resolve(text: str, settings: Settings, *, name: str) -> DialogSource:
     if re.match(r"(~?/)[^/]", text):
         return DialogSource("path", "path", path=_box_path(text, name))
     raise _wrong(name, "reason.dialog_source")
+
+
+def _local_file(text: str) -> DialogSource:
+    match = _LOCAL_FILE.match(text)
+    if match is None or re.search(r"[\x00-\x1f\x7f]", text):
+        raise _wrong(FIELD, "reason.line_break")
+    path = Path(match[1]).expanduser()
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK_BYTES):
+                if not size and not data.startswith(b"PK"):
+                    raise ProjectError("dialog_zip_not_zip", path=Named(str(path)), looks_like=looks_like(data[:512]))
+                digest.update(data)
+                size += len(data)
+    except FileNotFoundError as error:
+        raise ProjectError("dialog_zip_missing", path=Named(str(path))) from error
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ProjectError("dialog_zip_unreadable", path=Named(str(path)), reason=reason) from error
+    if not size:
+        raise ProjectError("dialog_zip_not_zip", path=Named(str(path)), looks_like="empty")
+    return DialogSource("upload", "file", file=LocalZip(path, size, digest.hexdigest()))
 
 
 def _link(text: str, settings: Settings, *, name: str) -> DialogSource:

@@ -62,6 +62,12 @@ def load_private_key(text: str, passphrase: str | None = None) -> paramiko.PKey:
         raise _invalid("reason.key_not_opened" if is_encrypted else "reason.key_damaged") from None
 
 
+def is_locked(text: str) -> bool:
+    """Whether the key in `text` asks for a passphrase, told without opening it; raise `key_invalid`."""
+    label, pem = _straightened(text)
+    return _kind(label, pem)[1]
+
+
 def _straightened(text: str) -> tuple[str, str]:
     """Return the kind of frame and the key as `ssh-keygen` would have written it."""
     text = text.lstrip("\ufeff")

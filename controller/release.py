@@ -36,6 +36,8 @@ AGENT_MODULES = (
     "corpus_builder.legacy_encodings",
     "corpus_builder.log_lines",
     "trainer.base_model",
+    "trainer.curve",
+    "trainer.gpus",
     "trainer.run_paths",
     "trainer.run_state",
     "trainer.progress",
@@ -46,7 +48,7 @@ AGENT_MODULES = (
     "trainer.supervise",
 )
 BOXSIDE = "controller/boxside"
-#: Modules of the setup's steps: they run from the release on the box, and no request of the agent needs them.
+#: Modules of steps and of the supervisor: they run from the release on the box, and no request of the agent needs them.
 ONLY_STEPS = frozenset(
     {
         "corpus_builder.archive",
@@ -56,7 +58,11 @@ ONLY_STEPS = frozenset(
         "controller.boxside.addresses",
         "controller.boxside.download",
         "controller.boxside.fetch",
+        "controller.boxside.links",
+        "controller.boxside.parts",
         "controller.boxside.setup_steps",
+        "trainer.remedies",
+        "trainer.supervise",
     }
 )
 MAX_BUNDLE_BYTES = 60 * 2**10

@@ -7,7 +7,7 @@ summary can say the counts; an action that never began raises.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from corpus_builder.errors import NAMED, Named, ProjectError, Value, privacy_class
@@ -53,7 +53,11 @@ class SetupReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReport:
-    """One run, watched to its end or to the deadline. `points` are the progress lines seen while watching."""
+    """One run, watched to its end or to the deadline.
+
+    `points` are the progress lines seen while watching; `preflight` what the run expected before it began: gpu_gib,
+    host_gib, disk_gib, steps, views, minutes, basis (trainer/launch.py); empty where its line was not seen.
+    """
 
     action: str
     setup: SetupReport
@@ -65,6 +69,7 @@ class TrainReport:
     remedy: str | None = None
     checkpoints: tuple[dict[str, Any], ...] = ()
     watched_s: float = 0.0
+    preflight: Mapping[str, str] = field(default_factory=dict)
     error: ProjectError | None = None
 
 
@@ -102,12 +107,41 @@ class KillReport:
     error: ProjectError | None = None
 
 
-Report = StepsReport | SetupReport | TrainReport | StatusReport | TailReport | KillReport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that the doctor looked at. `said` is a sentence of the catalogues; `error` says what is wrong.
+
+    `subject` is the name of a setting, or a word (`subject.login`). `verdict`: ok, note, wrong or untried.
+    """
+
+    subject: str
+    verdict: str
+    said: str = ""
+    values: Mapping[str, Value] = field(default_factory=dict)
+    error: ProjectError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorReport:
+    """Everything that was looked at. `pin_lines`: what the host shows, and nobody has vouched for; `unset`: names."""
+
+    action: str
+    findings: tuple[Finding, ...]
+    pin_lines: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    error: ProjectError | None = None
+
+
+Report = DoctorReport | StepsReport | SetupReport | TrainReport | StatusReport | TailReport | KillReport
 
 
 def report_to_json(report: Report, see: frozenset[str]) -> dict[str, Any]:
     """Return a report as JSON values, for `--json`; what `see` does not allow is hashed or left out."""
-    return {name: _plain(getattr(report, name), see) for name in report.__dataclass_fields__}
+    return _fields(report, see)
+
+
+def _fields(value: Report | Finding, see: frozenset[str]) -> dict[str, Any]:
+    return {name: _plain(getattr(value, name), see) for name in value.__dataclass_fields__}
 
 
 def _plain(value: Any, see: frozenset[str]) -> Any:
@@ -116,6 +150,9 @@ def _plain(value: Any, see: frozenset[str]) -> Any:
         return {"code": value.code, "values": values, "exit_code": value.exit_code}
     if isinstance(value, Manifest):
         return _manifest_json(value, see)
+    if isinstance(value, Finding):
+        seen = {key: item if privacy_class(item) in see else shown(item, see) for key, item in value.values.items()}
+        return {**_fields(value, see), "values": seen}
     if isinstance(value, SetupReport):
         return report_to_json(value, see)
     if isinstance(value, Progress | Step):

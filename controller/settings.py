@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -111,6 +111,11 @@ class Ssh:
     key: str | None = field(repr=False)
     passphrase: str | None = field(repr=False)
     password: str | None = field(repr=False)
+    # what a laptop's own ssh knows (ssh_config.py); nothing of it on a runner
+    hops: tuple[tuple[str, str, int], ...] = ()
+    key_files: tuple[str, ...] = ()
+    uses_agent: bool = False
+    agent_only: tuple[bytes, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -118,10 +123,10 @@ class Ssh:
         return f"{self.user}@{self.host}:{self.port}"
 
     def route(self) -> list[tuple[str, str, int]]:
-        """Return user, host and port of every hop: the jump host, if there is one, then the box."""
+        """Return user, host and port of every hop: the jump hosts, if there are any, then the box."""
         box = (self.user, self.host, self.port)
         if self.jump is None:
-            return [box]
+            return [*self.hops, box]
         user, host, port = parse_jump(self.jump)
         return [(user or self.user, host, port), box]
 
@@ -173,6 +178,13 @@ class Settings(BaseModel):
         description="hosts the machine may fetch from although they are private or plain http",
     )
 
+    swanlab_api_key: SecretStr | None = Field(
+        None, alias="SWANLAB_API_KEY", description="token of SwanLab; sent only where the recipe's report_to names it"
+    )
+    wandb_api_key: SecretStr | None = Field(
+        None, alias="WANDB_API_KEY", description="token of Weights & Biases; sent only where report_to names it"
+    )
+
     lang: Literal["zh", "en"] = Field("zh", alias="ZY_LANG", description="language of summaries and errors: zh or en")
     data: BoxPath = Field(
         "/data/guanghu-coding", alias="ZY_CODING_TRAIN_DATA", description="data folder on the machine"
@@ -197,17 +209,26 @@ class Settings(BaseModel):
         Raises:
             ProjectError: `setting_invalid`, naming every wrong setting at once, without its value.
         """
-        given = {setting.name: environment.get(setting.name, "").strip() for setting in SETTINGS}
-        try:
-            return cls.model_validate({name: text for name, text in given.items() if text})
-        except ValidationError as error:
-            reasons = {str(detail["loc"][0]): _reason(detail) for detail in error.errors(include_input=False)}
+        settings, reasons = cls.read(environment)
+        if not reasons:
+            return settings
         if len(reasons) == 1:
             [(name, reason)] = reasons.items()
             raise ProjectError("setting_invalid", name=name, reason=reason)
         raise ProjectError(
             "setting_invalid", name=", ".join(reasons), reason="; ".join(f"{n}: {r}" for n, r in reasons.items())
         )
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+        """Return the settings that are right, and for each wrong one, by its name, what is wrong with it."""
+        given = {setting.name: environment.get(setting.name, "").strip() for setting in SETTINGS}
+        texts = {name: text for name, text in given.items() if text}
+        try:
+            return cls.model_validate(texts), {}
+        except ValidationError as error:
+            reasons = {str(detail["loc"][0]): _reason(detail) for detail in error.errors(include_input=False)}
+        return cls.model_validate({name: text for name, text in texts.items() if name not in reasons}), reasons
 
     def ssh(self) -> Ssh:
         """Return how to reach the box; raise `setting_missing` naming everything that is needed and empty.
@@ -233,6 +254,15 @@ class Settings(BaseModel):
         """Return the variables that tell the machine's tools where to fetch from."""
         given = {"PIP_INDEX_URL": self.pip_index_url, "HF_ENDPOINT": self.hf_endpoint}
         return {name: address for name, address in given.items() if address is not None}
+
+    def tracker_tokens(self, report_to: Sequence[str]) -> dict[str, str]:
+        """Return the tokens of the trackers that a recipe reports to, by the names under which they read them."""
+        tokens = {
+            "swanlab": ("SWANLAB_API_KEY", _reveal(self.swanlab_api_key)),
+            "wandb": ("WANDB_API_KEY", _reveal(self.wandb_api_key)),
+        }
+        wanted = (tokens[tracker] for tracker in report_to if tracker in tokens)
+        return {name: token for name, token in wanted if token is not None}
 
     def masks(self) -> tuple[str, ...]:
         """Return what must never be printed: every secret, line by line, but nothing short or purely numeric."""

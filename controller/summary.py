@@ -6,11 +6,23 @@ the tail of a log whose reader may see it, where the box has already decided lin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from controller.markdown import duration, escape, fence, number, table
-from controller.reports import KillReport, Report, SetupReport, StatusReport, Step, StepsReport, TailReport, TrainReport
+from controller.reports import (
+    DoctorReport,
+    KillReport,
+    Report,
+    SetupReport,
+    StatusReport,
+    Step,
+    StepsReport,
+    TailReport,
+    TrainReport,
+)
 from controller.summary_corpus import corpus
+from controller.summary_doctor import doctor
+from controller.summary_learning import held_out, learning_facts, learning_of
 from controller.summary_status import status
 from controller.words import Words
 from corpus_builder.errors import EXIT_DEADLINE, EXIT_DONE, ProjectError
@@ -33,6 +45,8 @@ def as_markdown(report: Report, *, lang: str, see: frozenset[str]) -> str:
         parts += status(report, words)
     elif isinstance(report, TailReport):
         parts += _tail(report, words)
+    elif isinstance(report, DoctorReport):
+        parts += doctor(report, words)
     else:
         parts += _kill(report, words)
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -81,8 +95,10 @@ def _setup(report: SetupReport, words: Words) -> list[str]:
 
 def _train(report: TrainReport, words: Words) -> list[str]:
     parts = [table(("", ""), _train_facts(report, words))]
+    if report.preflight:
+        parts += [f"### {words('summary.preflight')}", table(("", ""), _preflight(report.preflight, words))]
     if report.points:
-        parts.append(_losses(report, words))
+        parts += [_losses(report, words), *held_out(learning_of(report.points), words)]
     if report.checkpoints:
         head = (words("summary.checkpoint"), "GiB", words("summary.complete"))
         rows = [(item["path"], number(item.get("gib")), _tick(item.get("complete"))) for item in report.checkpoints]
@@ -113,7 +129,25 @@ def _train_facts(report: TrainReport, words: Words) -> list[tuple[str, str]]:
         ]
     if report.eta_s is not None:
         facts.append((words("summary.eta"), duration(report.eta_s)))
-    return facts
+    return facts + learning_facts(learning_of(report.points), words)
+
+
+def _preflight(told: Mapping[str, str], words: Words) -> list[tuple[str, str]]:
+    """Return what a run expected of itself before it began; what it did not know is a dash."""
+
+    def value(key: str, unit: str) -> str:
+        return "–" if told.get(key, "unknown") == "unknown" else f"{told[key]} {unit}".strip()
+
+    facts = [
+        (words("summary.preflight.gpu"), value("gpu_gib", "GiB")),
+        (words("summary.preflight.host"), value("host_gib", "GiB")),
+        (words("summary.preflight.disk"), value("disk_gib", "GiB")),
+        (words("summary.preflight.steps"), value("steps", "")),
+        (words("summary.preflight.views"), value("views", "")),
+        (words("summary.preflight.minutes"), value("minutes", "")),
+    ]
+    basis = told.get("basis", "unknown")
+    return [*facts, (words("summary.preflight.basis"), words.or_itself("preflight.basis", basis))]
 
 
 def _losses(report: TrainReport, words: Words) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from controller.markdown import bullets, duration, number, table
 from controller.reports import StatusReport
+from controller.summary_learning import held_out, learning_facts
 from controller.words import Words
 from corpus_builder.errors import Named, ProjectError
 from corpus_builder.say import error_lines
@@ -41,7 +42,9 @@ def _work(kind: str, item: dict[str, Any] | None, words: Words) -> list[str]:
     rows += [(name, f"{value:.4f}") for name, value in _losses(item, words)]
     if item.get("eta_s") is not None:
         rows.append((words("summary.eta"), duration(item["eta_s"])))
-    parts = [title, table(("", ""), rows)]
+    told = item.get("learning") or {}
+    rows += learning_facts(told, words)
+    parts = [title, table(("", ""), rows), *held_out(told, words)]
     if item.get("error"):
         parts.append(bullets(error_lines(ProjectError.from_json(item["error"]), words.lang, see=words.see)))
     if item.get("remedy"):

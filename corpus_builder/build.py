@@ -34,7 +34,6 @@ from corpus_builder.private_file import save_private
 from corpus_builder.process import Prepared, Processor
 from corpus_builder.report import format_report
 from corpus_builder.request import Request, load_request
-from corpus_builder.sample import Message
 from corpus_builder.samples_file import SamplesFile
 from corpus_builder.suite import Suite
 from corpus_builder.unchanged import find_built, look_at, save_built
@@ -57,6 +56,8 @@ def build(request: Request) -> Manifest:
     tasks = collector.tasks()
     log("corpus", "{count} file(s) to read", count=len(tasks))
 
+    # Before anything slow: the model's template may refuse a system prompt.
+    system_tokens = frame.system_cost(plan.system_prompt) if plan.system_prompt else 0
     cache = Cache(cache_dir(request.samples), _settings(request, frame))
     processor = Processor(Preparer(plan, frame, max_seq_len=request.max_seq_len, suite=request.suite), cache)
     ledger = Ledger()
@@ -78,7 +79,6 @@ def build(request: Request) -> Manifest:
         *contradiction_findings(ledger, prompts),
     ]
 
-    system_tokens = frame.cost([Message("system", plan.system_prompt)]) if plan.system_prompt else 0
     assembler = Assembler(plan, max_seq_len=request.max_seq_len, system_tokens=system_tokens)
     for source in plan.sources:
         assembler.expect(class_of(source))

@@ -41,6 +41,8 @@ EXIT_CODES: Dict[str, int] = {
     "storage_failed": EXIT_INPUT,
     "storage_denied": EXIT_INPUT,
     "storage_expired": EXIT_INPUT,
+    "storage_missing": EXIT_INPUT,
+    "storage_clock_skew": EXIT_INPUT,
     "dialog_zip_missing": EXIT_INPUT,
     "dialog_zip_unreadable": EXIT_INPUT,
     "dialog_zip_not_zip": EXIT_INPUT,
@@ -49,6 +51,7 @@ EXIT_CODES: Dict[str, int] = {
     "base_model_missing": EXIT_INPUT,
     "base_model_no_config": EXIT_INPUT,
     "base_model_incomplete": EXIT_INPUT,
+    "base_model_unsafe": EXIT_INPUT,
     "tokenizer_missing": EXIT_INPUT,
     "template_unknown": EXIT_INPUT,
     "template_mismatch": EXIT_INPUT,
@@ -68,6 +71,7 @@ EXIT_CODES: Dict[str, int] = {
     "window_too_small": EXIT_INPUT,
     "manifest_unbalanced": EXIT_INPUT,
     "samples_changed": EXIT_INPUT,
+    "doctor_inputs": EXIT_INPUT,
     # box unreachable, or not the pinned one
     "box_unreachable": EXIT_UNREACHABLE,
     "host_key_unknown": EXIT_UNREACHABLE,
@@ -75,6 +79,7 @@ EXIT_CODES: Dict[str, int] = {
     "login_refused": EXIT_UNREACHABLE,
     "connection_lost": EXIT_UNREACHABLE,
     "answer_unreadable": EXIT_UNREACHABLE,
+    "doctor_unreachable": EXIT_UNREACHABLE,
     # box unfit
     "box_no_python": EXIT_UNFIT,
     "box_not_writable": EXIT_UNFIT,
@@ -88,6 +93,7 @@ EXIT_CODES: Dict[str, int] = {
     "disk_short": EXIT_UNFIT,
     "method_unsupported": EXIT_UNFIT,
     "release_corrupt": EXIT_UNFIT,
+    "doctor_unfit": EXIT_UNFIT,
     # deadline passed, the work goes on
     "deadline_passed": EXIT_DEADLINE,
     # run failed

@@ -1,185 +1,169 @@
-"""The chat frame: messages -> segments of token ids, each trained or not. Pure, after the tokenizer is loaded.
+"""The chat frame of a base model: messages -> segments of token ids, each trained or not. Pure, once it is loaded.
 
-The one place that knows how a conversation becomes ids (ChatML). Every part is encoded by itself, so content
-never changes the frame's tokens: a leading newline keeps its header, a literal `<|im_end|>` in a text is text.
-No default system prompt ever slips in: what the messages say is what is trained.
+`load_frame` is the one place that decides how a model's conversations become ids: `Frame` is ChatML, the house's own
+(`chatml.py`); `TemplateFrame` is any other form, as the model's own chat template writes it (`templates.py`):
 
-    <|im_start|>user\\nWho are you?<|im_end|>\\n<|im_start|>assistant\\nI am Lumen.<|im_end|>\\n
-                                                                   [---- trained ----------]
+    <s>[INST] Who are you? [/INST] I am Lumen.</s>
+                                  [--- trained --]
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from corpus_builder.chatml import CHAT_TEMPLATE, IGNORE_INDEX, IM_END, IM_START, Encoded, Frame, Segment
 from corpus_builder.errors import ProjectError
-from corpus_builder.sample import ROLES, Message
+from corpus_builder.layouts import PAIR, Layout, Layouts
+from corpus_builder.part_tokens import PartTokens
+from corpus_builder.sample import Message
+from corpus_builder.templates import ChatTemplate, read_template, template_of
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["CHAT_TEMPLATE", "IGNORE_INDEX", "Encoded", "Frame", "Segment", "TemplateFrame", "load_frame", "template_of"]
 
-IM_START, IM_END = "<|im_start|>", "<|im_end|>"
-IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss's default `ignore_index`
-#: Saved beside every model we train: the frame as a template that says nothing of its own.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+_ASKED = (Message("user", "Who are you? 你是谁？"), Message("assistant", "I keep the lamp, every night. 晚安"))
+#: Ordinary conversations: read in parts they must be what the tokenizer makes of the whole.
+_PROBES = ((*_ASKED, *_ASKED), (Message("system", "You keep a lighthouse."), *_ASKED))
+#: Tokens by which a text may cost more in its place than by itself: a space before it, white space taken off.
+_SLACK = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A run of token ids with one fate: trained, or context. `is_answer`: part of an assistant turn (and its stop)."""
+class TemplateFrame(Frame):
+    """The form that a model's own chat template writes; labels by construction, from the template's literal texts.
 
-    ids: tuple[int, ...]
-    is_trained: bool
-    is_answer: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """One conversation: `ids` and `labels` (T,), labels IGNORE_INDEX where nothing is learned. Not shifted."""
-
-    ids: list[int]
-    labels: list[int]
-
-
-class Frame:
-    """ChatML over one base model's tokenizer.
-
-    Attributes:
-        im_start, im_end: ids of the two control tokens.
-        tokenizer_json: What it was made of.
-        digest: sha256 hex digits of tokenizer and frame; part of a manifest and of every cache key.
+    Raises:
+        ProjectError: `template_unrenderable`: the template refuses a question with its answer, closes no answer
+            with a control token, asks otherwise than it is trained, or is read otherwise in parts.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
-        from tokenizers import Tokenizer
+    is_chatml = False
 
+    def __init__(self, tokenizer_json: str, template: ChatTemplate) -> None:
+        self._template = template
         try:
-            whole = Tokenizer.from_str(tokenizer_json)
+            self._tokens = PartTokens(tokenizer_json, template.named)
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"no tokenizer: {error}") from error
-        controls = {token.content: number for number, token in whole.get_added_tokens_decoder().items()}
-        if IM_START not in controls or IM_END not in controls:
-            raise ProjectError("template_unknown", tokens=f"{IM_START} {IM_END}")
-        self.im_start: int = controls[IM_START]
-        self.im_end: int = controls[IM_END]
-        self.controls: dict[str, int] = controls
-        # Without its added tokens the tokenizer can only read text, so content can never become a control token.
-        # The post-processor stays behind too: it could wrap each part in begin and end tokens.
-        self._content = Tokenizer(whole.model)
-        if whole.normalizer is not None:
-            self._content.normalizer = whole.normalizer
-        if whole.pre_tokenizer is not None:
-            self._content.pre_tokenizer = whole.pre_tokenizer
+        self._content = self._tokens.content
+        self._layouts = Layouts(self._tokens, template)
+        self.controls = self._tokens.controls
         self.tokenizer_json = tokenizer_json
-        self.digest = hashlib.sha256((tokenizer_json + CHAT_TEMPLATE).encode()).hexdigest()
+        self.chat_template = template.source
+        named = sorted(template.special_tokens.items())
+        self.digest = hashlib.sha256(f"{tokenizer_json}{template.source}{named}".encode()).hexdigest()
+        self.headers = {"assistant": self._layouts.header}
+        self.im_start = self._layouts.header[0]
+        self.im_end = self._layouts.of(PAIR).parts[-1].closing[-1]
+        self._check()
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of `text` as content: never a control token."""
-        return list(self._content.encode(text, add_special_tokens=False).ids)
+        return self._tokens.encode([text])[0]
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text; one call of the tokenizer's batch encoder."""
-        return [encoding.ids for encoding in self._content.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def cut_at_tokens(self, text: str) -> list[str]:
-        """Return `text` in the pieces that its tokens stand for; tokens of one character stay together."""
-        offsets = self._content.encode(text, add_special_tokens=False).offsets
-        starts = [0, *sorted({start for start, _ in offsets if 0 < start < len(text)}), len(text)]
-        return [text[start:end] for start, end in pairwise(starts)]
+        return self._tokens.encode(texts)
 
     def count_texts(self, texts: Sequence[str]) -> list[int]:
-        """Return how many ids each text has; one call of the tokenizer's batch encoder."""
-        return [len(found) for found in self._content.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [len(ids) for ids in self._tokens.encode(texts)]
 
-    def token_ends(self, text: str) -> list[int]:
-        """Return where each token of `text` ends, in characters, ascending."""
-        return [end for _, end in self._content.encode(text, add_special_tokens=False).offsets]
+    def refusal(self, messages: Sequence[Message]) -> str | None:
+        try:
+            self._layouts.of(_roles(messages))
+        except ProjectError as error:
+            return str(error.values["reason"])
+        return None
 
-    @cached_property
-    def newline(self) -> tuple[int, ...]:
-        """The ids of the newline after each turn."""
-        return tuple(self.encode_text("\n"))
-
-    @cached_property
-    def headers(self) -> dict[str, tuple[int, ...]]:
-        """The ids of `<|im_start|>role\\n` by role."""
-        return {role: (self.im_start, *self.encode_text(f"{role}\n")) for role in ROLES}
-
-    @property
-    def turn_cost(self) -> int:
-        """Tokens that a turn costs beyond its content: header, stop token, newline (the dearest role's)."""
-        return max(len(header) for header in self.headers.values()) + 1 + len(self.newline)
+    def contents(self, messages: Sequence[Message]) -> tuple[str, ...]:
+        return tuple(part.text(messages) for part in self._layouts.of(_roles(messages)).parts)
 
     def segments(
         self, messages: Sequence[Message], encode: Callable[[str], Sequence[int]] | None = None
     ) -> list[Segment]:
-        """Return the segments of a conversation; joined, they are its ids.
-
-        Args:
-            messages: The turns, in order.
-            encode: Content -> ids, for callers that hold the ids of all contents already.
-        """
-        read = encode or self.encode_text
-        found: list[Segment] = []
-        for message in messages:
-            found.append(Segment(self.headers[message.role], is_trained=False))
-            is_answer = message.role == "assistant"
-            found.append(Segment((*read(message.content), self.im_end), message.is_trained, is_answer))
-            found.append(Segment(self.newline, is_trained=False))
-        return found
-
-    def encode(self, messages: Sequence[Message], encode: Callable[[str], Sequence[int]] | None = None) -> Encoded:
-        """Return the ids and labels of a conversation; labels are right by construction."""
-        parts = self.segments(messages, encode)
-        ids = list(chain.from_iterable(part.ids for part in parts))
-        labels = list(
-            chain.from_iterable(part.ids if part.is_trained else (IGNORE_INDEX,) * len(part.ids) for part in parts)
-        )
-        return Encoded(ids, labels)
-
-    def cost(self, messages: Sequence[Message]) -> int:
-        """Return the tokens of a conversation."""
-        return sum(len(segment.ids) for segment in self.segments(messages))
+        return self._fill(self._layouts.of(_roles(messages)), messages, encode or self.encode_text)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids after which the model answers."""
-        return [*chain.from_iterable(part.ids for part in self.segments(messages)), *self.headers["assistant"]]
+        layout = self._layouts.of(_roles(messages), asks=True)
+        return list(chain.from_iterable(part.ids for part in self._fill(layout, messages, self.encode_text)))
+
+    def system_cost(self, prompt: str) -> int:
+        overhead = self._layouts.overhead
+        return overhead(("system", *PAIR)) - overhead(PAIR) + len(self.encode_text(prompt))
+
+    @cached_property
+    def around(self) -> dict[str, int]:
+        """As in ChatML, from how conversations grow by a turn; a little more where spaces are added or taken off."""
+        holds, overhead = self._layouts.holds, self._layouts.overhead
+        one, pair = overhead(PAIR), overhead(PAIR * 2) - overhead(PAIR)
+        user = max(0, overhead((*PAIR, "user")) - one) if holds((*PAIR, "user")) else 0
+        system = max(0, overhead(("system", *PAIR)) - one) if holds(("system", *PAIR)) else 0
+        costs = {"system": system, "user": user, "assistant": max(0, pair - user), "tool": pair}
+        return {role: cost + _SLACK for role, cost in costs.items()}
+
+    @cached_property
+    def opening_cost(self) -> int:
+        overhead, probes = self._layouts.overhead, (PAIR, PAIR * 2, ("system", *PAIR), ("system", *PAIR * 2))
+        asked = [roles for roles in probes if self._layouts.holds(roles)]
+        return max(0, *(overhead(roles) - sum(self.around[role] - _SLACK for role in roles) for roles in asked))
+
+    def _fill(self, layout: Layout, messages: Sequence[Message], read: Callable[[str], Sequence[int]]) -> list[Segment]:
+        found: list[Segment] = []
+        for part in layout.parts:
+            found.append(Segment(part.before, is_trained=False))
+            is_answer = part.role == "assistant"
+            is_trained = is_answer and messages[part.slots[0].message].is_trained
+            found.append(Segment((*read(part.text(messages)), *part.closing), is_trained, is_answer))
+        found.append(Segment(layout.after, is_trained=False))
+        return found
+
+    def _check(self) -> None:
+        """Raise unless ordinary conversations are read as the tokenizer reads the whole, and asked as trained."""
+        for probe in _PROBES:
+            roles = _roles(probe)
+            if roles[0] == "system" and not self._layouts.holds(roles):
+                continue
+            whole = self._tokens.whole.encode(self._template.render(probe), add_special_tokens=False).ids
+            if self.encode(probe).ids != whole:
+                self._template.refuse("its tokenizer reads a whole conversation otherwise than its parts", roles)
+            trained, asked = self._layouts.of(roles), self._layouts.of(roles[:-1], asks=True)
+            if asked.after != trained.parts[-1].before:
+                self._template.refuse("an answer is asked for otherwise than it is trained", roles)
+
+
+def _roles(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple(message.role for message in messages)
 
 
 def load_frame(base_model_dir: Path) -> Frame:
-    """Return the frame of a Hugging Face model folder.
+    """Return the frame of a Hugging Face model folder: the house's where it speaks ChatML, else its own.
 
     Raises:
-        ProjectError: `base_model_missing`, `tokenizer_missing`, `template_unknown` (no ChatML tokens).
+        ProjectError: `base_model_missing`, `tokenizer_missing`, `template_unknown` (no ChatML tokens and no
+            template), `template_unrenderable`.
     """
     if not base_model_dir.is_dir():
         raise ProjectError("base_model_missing", path=str(base_model_dir))
     try:
         text = (base_model_dir / "tokenizer.json").read_text("utf-8")
-        return Frame(text)
-    except FileNotFoundError as error:
-        raise ProjectError("tokenizer_missing", path=str(base_model_dir)) from error
+        template = read_template(base_model_dir)
+        try:
+            house = Frame(text)
+        except ProjectError:
+            if template is None:
+                raise
+            return TemplateFrame(text, template)
+        return house if template is None or _speaks_chatml(template) else TemplateFrame(text, template)
     except (OSError, ValueError) as error:
         raise ProjectError("tokenizer_missing", path=str(base_model_dir)) from error
 
 
-def template_of(base_model_dir: Path) -> str:
-    """Return the chat template that a model folder ships, empty when it has none."""
-    beside = base_model_dir / "chat_template.jinja"
-    if beside.is_file():
-        return beside.read_text("utf-8")
-    config = base_model_dir / "tokenizer_config.json"
-    packed: Any = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    return str(packed.get("chat_template") or "")
+def _speaks_chatml(template: ChatTemplate) -> bool:
+    """Whether a model's turns are ChatML's; some know its two tokens and speak otherwise (Phi-4's `<|im_sep|>`)."""
+    if template.source == CHAT_TEMPLATE:
+        return True
+    try:
+        rendered = template.render([Message("user", "a"), Message("assistant", "b")])
+    except ProjectError:
+        return True
+    return f"{IM_START}user\na{IM_END}" in rendered

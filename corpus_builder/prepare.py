@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from corpus_builder.checks import SuiteQuestions, count_controls, missing_text, normalised
@@ -32,7 +33,7 @@ class _Tally:
         self.drops: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.questions: set[int] = set()
-        self.samples = self.lost_tokens = self.refused = 0
+        self.samples = self.lost_tokens = self.refused = self.not_rendered = 0
 
 
 def is_compared(plan: Plan) -> bool:
@@ -46,6 +47,7 @@ class Preparer:
     def __init__(self, plan: Plan, frame: Frame, *, max_seq_len: int, suite: Suite | None) -> None:
         self._policies = plan.checks.policies
         self._is_compared = is_compared(plan)
+        self._frame = frame
         self._controls = sorted(frame.controls)
         self._splitter = Splitter(frame, max_seq_len=max_seq_len, system_prompt=plan.system_prompt)
         self._counts = self._splitter.counts
@@ -64,11 +66,26 @@ class Preparer:
         for units in _blocks(cleaned):
             self._counts.learn(turn.content for _, drafts in units for draft in drafts for turn in draft.messages)
             for place, drafts in units:
-                pieces = tuple(piece for draft in drafts for piece in self._pieces(draft, tally))
+                held = [kept for draft in drafts if (kept := self._held(draft, tally)) is not None]
+                pieces = tuple(piece for draft in held for piece in self._pieces(draft, tally))
                 entry.add(pieces)
                 tally.samples += len(pieces)
                 marks.append(_mark(place, drafts, is_compared=self._is_compared))
         return self._summary(file, reading, tally, screen, marks)
+
+    def _held(self, draft: Sample, tally: _Tally) -> Sample | None:
+        """Return the draft if the model's template takes it, else from its first question on, else None."""
+        if self._frame.refusal(draft.messages) is None:
+            return draft
+        is_own = has_own_system(draft.messages)
+        system, turns = draft.messages[:is_own], draft.messages[is_own:]
+        first = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
+        kept = replace(draft, messages=(*system, *turns[first:]))
+        if not any(turn.is_trained for turn in kept.messages) or self._frame.refusal(kept.messages) is not None:
+            tally.not_rendered += len(turns) if draft.sample_class == "relation" else 1
+            return None
+        tally.not_rendered += first
+        return kept
 
     def _pieces(self, draft: Sample, tally: _Tally) -> Iterator[Piece]:
         try:
@@ -80,7 +97,7 @@ class Preparer:
             return
         self._notice(draft, split, tally)
         for sample in split.samples:
-            yield Piece(sample, self._counts.messages(sample.messages), self._counts.trained(sample.messages))
+            yield Piece(sample, self._counts.whole(sample.messages), self._counts.trained(sample.messages))
 
     def _notice(self, draft: Sample, split: Split, tally: _Tally) -> None:
         """Check one draft against its samples and count what is worth a note."""
@@ -98,14 +115,15 @@ class Preparer:
         self, file: InputFile, reading: Reading | ReadingStream, tally: _Tally, screen: Screen, marks: Sequence[Mark]
     ) -> Summary:
         beyond = tally.drops.total()  # a turn that is kept in part counts as two
-        drops = +(Counter(reading.drops) + tally.drops + Counter(window_too_small=tally.refused))
+        refused = Counter(window_too_small=tally.refused, template_refused=tally.not_rendered)
+        drops = +(Counter(reading.drops) + tally.drops + refused)
         receipts = screen.receipts()
         redacted = sum(one.count for kind, one in receipts.items() if self._policies[kind] == "redact")
         decoded = Counter(guessed_encoding=int(file.is_guessed), broken_bytes=file.broken_bytes, redacted=redacted)
         return Summary(
             file=file,
             units_read=reading.units_read + beyond,
-            units_kept=reading.units_kept - tally.refused,
+            units_kept=reading.units_kept - refused.total(),
             samples=tally.samples,
             lost_tokens=tally.lost_tokens,
             rounds=reading.rounds if tally.samples else 0,

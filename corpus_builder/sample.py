@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ def parse_sample(line: str, *, path: str = "", line_number: int = 0) -> Sample:
 
 
 def _parse_message(packed: Any, wrong: Any) -> Message:
-    if not isinstance(packed, Mapping) or packed.get("role") not in ROLES or not isinstance(packed.get("content"), str):
+    if not isinstance(packed, dict) or packed.get("role") not in ROLES or not isinstance(packed.get("content"), str):
         raise wrong("a message needs a known role and text content")
     train = packed.get("train", True)
     if not isinstance(train, bool):

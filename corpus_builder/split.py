@@ -70,7 +70,8 @@ class Splitter:
         """
         system = draft.messages[:1] if has_own_system(draft.messages) else ()
         turns = draft.messages[len(system) :]
-        limit = self._max_seq_len - (self.counts.messages(system) if system else self._reserved)
+        limit = self._max_seq_len - self.counts.opening
+        limit -= self.counts.messages(system) if system else self._reserved
         if self.counts.messages(turns) <= limit:
             return Split((draft,))
         windows = self._windows(turns, limit)

@@ -19,6 +19,7 @@ from typing import Any
 from corpus_builder.cache import TICK_NS, builder_digest, cache_dir, digest_of, now_ns
 from corpus_builder.manifest import Finding, Manifest, manifest_from_json, manifest_to_json
 from corpus_builder.request import Request
+from corpus_builder.templates import TEMPLATE_FILES
 
 _BUILT = "built.json"
 _WILD = re.compile(r"[*?\[]")
@@ -117,7 +118,8 @@ def _request_digest(request: Request) -> str:
 
 def _inputs(request: Request) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the name and the state of each file that a build may read; a missing one has no state and is left out."""
-    yield from _file(str(request.base_model_dir / "tokenizer.json"))
+    for name in ("tokenizer.json", *TEMPLATE_FILES):
+        yield from _file(str(request.base_model_dir / name))
     root = str(request.sources_dir)
     for source in request.plan.sources:
         paths = [*getattr(source, "paths", ()), *([source.path] if hasattr(source, "path") else [])]

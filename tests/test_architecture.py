@@ -14,16 +14,17 @@ FLOORS = {"corpus_builder": set(), "trainer": {"corpus_builder"}, "controller": 
 CONTRACTS = {
     "corpus_builder": {
         "errors", "log_lines", "say", "sample", "config", "plan", "suite", "manifest", "frame", "mask", "archive",
-        "archive_limits",
+        "archive_limits", "fast_tokens", "token_bytes",
     },
     "trainer": {
         "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "children", "journal",
+        "gpus", "curve",
     },
 }  # fmt: skip
 #: Third-party and heavy modules -> the only files that import them.
 ONLY_IN = {
-    "fabric": {"controller/box.py"},
-    "paramiko": {"controller/box.py", "controller/host_keys.py", "controller/private_keys.py"},
+    "fabric": {"controller/link.py"},
+    "paramiko": {f"controller/{name}.py" for name in ("box", "link", "host_keys", "private_keys", "ssh_config", "way")},
     "boto3": {"controller/objects.py", "controller/demo_storage.py"},
     "qcloud_cos": {"controller/objects.py"},
     "click": {"controller/cli.py"},

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from controller.recipes_page import recipes_page
+from controller.remedies_page import remedies_page
 from controller.settings_page import settings_page
+from trainer.recipe import Lora, Recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -43,3 +46,21 @@ def test_the_two_readmes_name_the_same_things():
 
 def test_settings_page_is_what_the_tables_say():
     assert (ROOT / "docs/settings.md").read_text("utf-8") == settings_page()
+
+
+def test_remedies_page_is_what_the_table_says():
+    assert (ROOT / "docs/remedies.md").read_text("utf-8") == remedies_page()
+
+
+def test_recipes_page_is_what_the_model_says():
+    assert (ROOT / "docs/recipes.md").read_text("utf-8") == recipes_page()
+
+
+def test_every_key_of_a_recipe_has_values_a_default_and_a_meaning():
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in recipes_page().splitlines()
+        if line.startswith("| `")
+    ]
+    assert [row[0].strip("`") for row in rows] == [*Recipe.model_fields, *Lora.model_fields]
+    assert [row[0] for row in rows if not (row[1] and row[2] and row[4])] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,21 +11,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from corpus_builder.errors import ProjectError, parse_error_line
 from corpus_builder.frame import CHAT_TEMPLATE
 from corpus_builder.manifest import ClassAccount, FileAccount, Gate, Manifest, save_manifest
 from corpus_builder.sample import Message, Sample, format_sample
 from tests.tokenizers_real import tiny_tokenizer_json, write_tokenizer_folder
+from trainer.launch import train_argv
 from trainer.progress import Event, Progress, parse_line
 from trainer.recipe import Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
-from trainer.train import train_argv
 
+#: What a test does while a run speaks.
+OnLine = Callable[["Progress | Event", "subprocess.Popen[str]"], None]
 ROOT = Path(__file__).parents[1]
 VERSION, RUN_ID = "tiny_v1", "20260101-000000-abcd"
 TOPICS = ("lamp", "fog", "gull", "boat", "bell", "ink", "stairs", "storm")
@@ -122,16 +127,21 @@ class TinyRun:
             "CUDA_VISIBLE_DEVICES": "",
         }
 
-    def launch(self, *, alone: bool = False, stop_at: int | None = None, timeout_s: float = 600) -> Ended:
+    def launch(
+        self, *, alone: bool = False, stop_at: int | None = None, on_line: OnLine | None = None, timeout_s: float = 600
+    ) -> Ended:
         """Train: under DeepSpeed's launcher, or in one plain process.
 
         Args:
             stop_at: Write the stop file once this step was reported.
+            on_line: Called with each point or event as it is told, and the process that was started.
         """
         argv = (
             [sys.executable, "-m", "trainer.train", self.paths.recipe]
             if alone
-            else train_argv(self.recipe, self.paths.recipe, sys.executable, master_port=free_port())
+            else train_argv(
+                self.paths.recipe, sys.executable, ranks=self.recipe.ranks, gpus=None, master_port=free_port()
+            )
         )
         with (
             tempfile.TemporaryFile("w+") as stderr,
@@ -142,21 +152,50 @@ class TinyRun:
             killer = threading.Timer(timeout_s, child.kill)
             killer.start()
             try:
-                stdout = "".join(self._watch(child, stop_at))
+                stdout = "".join(self._watch(child, stop_at, on_line))
                 exit_code = child.wait()
             finally:
                 killer.cancel()
             stderr.seek(0)
             return Ended(exit_code, stdout, stderr.read())
 
-    def _watch(self, child: subprocess.Popen[str], stop_at: int | None) -> Iterator[str]:
+    def _watch(self, child: subprocess.Popen[str], stop_at: int | None, on_line: OnLine | None) -> Iterator[str]:
         assert child.stdout is not None
         for line in child.stdout:
             yield line
-            if stop_at is not None and any(
-                isinstance(item, Progress) and item.step >= stop_at for item in parse_line(line)
-            ):
-                Path(self.paths.stop).write_text("checkpoint")
+            for item in parse_line(line):
+                if stop_at is not None and isinstance(item, Progress) and item.step >= stop_at:
+                    Path(self.paths.stop).write_text("checkpoint")
+                if on_line is not None:
+                    on_line(item, child)
+
+
+def ranks_of(child: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the processes that train: all that a launcher started and that load the recipe page, or the one itself."""
+    whole = psutil.Process(child.pid)
+    below = [process for process in whole.children(recursive=True) if "trainer.train" in " ".join(process.cmdline())]
+    ranks = [process for process in below if "launcher" not in " ".join(process.cmdline())]
+    return ranks or [whole]
+
+
+def kill_all(child: subprocess.Popen[str]) -> None:
+    """kill -9 a launcher and every process below it, all at once, as a machine does that loses power."""
+    if child.poll() is not None:
+        return
+    whole = psutil.Process(child.pid)
+    for process in [whole, *whole.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def kill_at(step: int) -> OnLine:
+    """Return what kills a launch once `step` was reported."""
+
+    def act(item: Progress | Event, child: subprocess.Popen[str]) -> None:
+        if isinstance(item, Progress) and item.step >= step:
+            kill_all(child)
+
+    return act
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Asks a model the questions of a suite and judges the answers: `python -m trainer.accept REQUEST.json`.
 
-    REQUEST = {"model_dir": str, "suite": {...Suite}, "out": path}
+    REQUEST = {"model_dir": str, "suite": {...Suite}, "out": path, "base_model_dir"?: str}
     out     = {"suite", "right", "total", "wanted", "answers": [{"ask", "answer", "is_right"}]}
 
+`model_dir` is a model, or an adapter, which then needs `base_model_dir`: its own configuration names no path.
 Greedy, one question at a time, with exactly the frame that was trained: no system prompt but the suite's own.
 Side effects: reads the model; writes `out`, which holds what the model said: 0600, by rename.
 """
@@ -22,31 +23,38 @@ from corpus_builder.frame import Frame, load_frame
 from corpus_builder.log_lines import log_line
 from corpus_builder.sample import Message
 from corpus_builder.suite import Suite, is_right
-from trainer.base_model import check_base_model
+from trainer.base_model import check_adapter, check_base_model, is_adapter
 from trainer.device import Place, choose_precision, find_device
 
 ALONE = Place(rank=0, local_rank=0, ranks=1, is_launched=False)
 
 
 class Answerer:
-    """A model that answers by the frame, greedily."""
+    """A model that answers by the frame, greedily.
 
-    def __init__(self, model_dir: Path) -> None:
+    Args:
+        model_dir: A model's folder, or an adapter's.
+        base_model_dir: The base of an adapter, None for a model.
+    """
+
+    def __init__(self, model_dir: Path, base_model_dir: Path | None = None) -> None:
         import torch
         from tokenizers import Tokenizer
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import GenerationConfig
 
-        from trainer.model import dtype_argument
+        from trainer.model import load_weights
 
         device = find_device("auto", ALONE)
         half = {"fp16": torch.float16, "bf16": torch.bfloat16}
         dtype = half.get(choose_precision("auto", device).name, torch.float32)
         self._frame: Frame = load_frame(model_dir)
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            str(model_dir), trust_remote_code=False, local_files_only=True, **dtype_argument(dtype)
-        ).to(device.kind)
-        self._model.eval()
+        self._model: Any = load_weights(base_model_dir or model_dir, dtype=dtype)
+        if base_model_dir is not None:
+            from peft import PeftModel
+
+            self._model = PeftModel.from_pretrained(self._model, str(model_dir))
+        self._model.to(device.kind).eval()
         # The folder's own settings may sample or punish repetition: an acceptance is greedy and repeatable.
         stops = [self._frame.im_end, *_as_list(self._model.generation_config.eos_token_id)]
         self._model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=self._frame.im_end)
@@ -68,9 +76,9 @@ class Answerer:
         return str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
 
 
-def ask_suite(model_dir: Path, suite: Suite) -> dict[str, Any]:
+def ask_suite(model_dir: Path, suite: Suite, base_model_dir: Path | None = None) -> dict[str, Any]:
     """Return every question of a suite with the model's answer and its verdict."""
-    answerer = Answerer(model_dir)
+    answerer = Answerer(model_dir, base_model_dir)
     system = [Message("system", suite.system_prompt)] if suite.system_prompt is not None else []
     answers = []
     for question in suite.questions:
@@ -106,10 +114,14 @@ def main(argv: Sequence[str]) -> int:
         try:
             packed = json.loads(Path(request_path).read_text("utf-8"))
             model_dir, tree, out = Path(packed["model_dir"]), packed["suite"], Path(packed["out"])
+            named_base = Path(packed.get("base_model_dir", model_dir))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ProjectError("config_unreadable", path=request_path, reason=type(error).__name__) from error
-        check_base_model(str(model_dir))
-        result = ask_suite(model_dir, validate(Suite, tree, where=request_path))
+        base_model_dir = named_base if is_adapter(str(model_dir)) else None
+        if base_model_dir is not None:
+            check_adapter(str(model_dir))
+        check_base_model(str(base_model_dir or model_dir))
+        result = ask_suite(model_dir, validate(Suite, tree, where=request_path), base_model_dir)
     except ProjectError as error:
         print(format_error_line(error), file=sys.stderr, flush=True)
         return error.exit_code

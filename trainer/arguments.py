@@ -9,14 +9,40 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from corpus_builder.errors import ProjectError
-from trainer.device import Device, Place, Precision
+from trainer.device import Device, Place, Precision, is_installed
 from trainer.recipe import Recipe, accumulation, optimizer_steps
 
+#: What each preset holds where, from the fewest gathers to the least GPU memory:
+#:   zero2_offload         each GPU all weights, its share of gradients; optimizer in host memory
+#:   zero3                 each GPU its share of everything; nothing in host memory
+#:   zero3_offload         the same, optimizer in host memory: 16 bytes per trained parameter (DeepSpeed's estimate)
+#:   zero3_offload_params  weights in host memory, too: 18 bytes per parameter; where GPUs cannot hold their share.
+#:                         For 7.6B parameters 137 GB before pinned buffers and the gather of a save: too much for a
+#:                         host of 160 GB, which zero3_offload (122 GB) fits
 PRESETS_DIR = Path(__file__).parents[1] / "configs" / "deepspeed"
+#: The packages of which one must be installed for a tracker. Source: transformers' integration_utils.py.
+TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
+#: Liger's kernels but those of the loss: ours lives in the head (head_loss.py) and needs weights and classes.
+LIGER_KERNELS = {
+    "rope": True,
+    "rms_norm": True,
+    "swiglu": True,
+    "cross_entropy": False,
+    "fused_linear_cross_entropy": False,
+}
+
+
+def check_trackers(report_to: Iterable[str], *, has: Callable[[str], bool] = is_installed) -> None:
+    """Raise `tracker_missing` for the first tracker whose package is not installed."""
+    for tracker in report_to:
+        if not any(has(package) for package in TRACKERS[tracker]):
+            raise ProjectError("tracker_missing", name=tracker)
 
 
 def load_deepspeed(name: str) -> dict[str, Any]:
@@ -87,9 +113,15 @@ def join_ranks(device: Device, place: Place) -> None:
 def training_arguments(
     recipe: Recipe, schedule: Schedule, *, output_dir: Path, device: Device, precision: Precision, place: Place
 ) -> Any:
-    """Return the TrainingArguments of a run. Build them before the model: they switch `zero.Init` on."""
+    """Return the TrainingArguments of a run. Build them before the model: they switch `zero.Init` on.
+
+    TensorBoard writes to `tensorboard` in `output_dir`, unless its own variable names another folder.
+    """
     from transformers import TrainingArguments
 
+    logging_dir = str(output_dir / "tensorboard")
+    if "tensorboard" in recipe.report_to:
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", logging_dir)  # from transformers 5 on
     known = inspect.signature(TrainingArguments.__init__).parameters
     values: dict[str, Any] = {
         "output_dir": str(output_dir),
@@ -110,7 +142,13 @@ def training_arguments(
         "logging_steps": recipe.logging_steps,
         "logging_nan_inf_filter": False,  # it prints an old mean for a NaN step
         "save_strategy": "no",  # callbacks.py decides when, checkpoints.py keeps how many
-        "report_to": [],
+        "save_only_model": recipe.save_only_model,
+        "report_to": list(recipe.report_to),
+        "logging_dir": logging_dir,  # before transformers 5
+        "run_name": f"{recipe.version}-{output_dir.name}",  # what trackers call the run
+        "use_liger_kernel": recipe.use_liger_kernel,
+        "liger_kernel_config": LIGER_KERNELS if recipe.use_liger_kernel else None,
+        "torch_compile": False,  # rows differ in length: each new one would be compiled anew
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_num_workers": 0,

@@ -1,4 +1,6 @@
-"""Is a Hugging Face model folder whole? Looks at files only; no weights are loaded. Side effects: reads the folder.
+"""Is a Hugging Face model folder, or PEFT's adapter folder, whole? Looks at files only; no weights are loaded.
+
+Side effects: reads the folder.
 
 Runs on the box too: standard library and Python 3.8 only, before any environment exists.
 
@@ -10,7 +12,7 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from corpus_builder.errors import ProjectError
 
@@ -19,6 +21,8 @@ TOKENIZER = "tokenizer.json"
 WEIGHTS = "model.safetensors"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 PICKLED_WEIGHTS = "pytorch_model.bin"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 
 
@@ -30,22 +34,51 @@ class Fault:
     file: str
 
 
+def is_adapter(folder: str) -> bool:
+    """Whether a folder holds an adapter (PEFT's layout), which needs its base model to be used."""
+    return os.path.exists(os.path.join(folder, ADAPTER_CONFIG)) and not os.path.exists(os.path.join(folder, CONFIG))
+
+
 def find_model_faults(folder: str) -> List[Fault]:
-    """Return every fault of a model folder, empty when it can be loaded; the gravest first."""
+    """Return every fault of a model's or an adapter's folder, empty when it can be loaded; the gravest first."""
     if not os.path.isdir(folder):
         return [Fault("base_model_missing", "")]
-    faults = []
-    if _read_json(os.path.join(folder, CONFIG)) is None:
-        faults.append(Fault("base_model_no_config", CONFIG))
-    faults += [Fault("base_model_incomplete", name) for name in _find_bad_weights(folder)]
+    faults = find_adapter_faults(folder) if is_adapter(folder) else _find_whole_model_faults(folder)
     if _read_json(os.path.join(folder, TOKENIZER)) is None:
         faults.append(Fault("tokenizer_missing", TOKENIZER))
     return faults
 
 
+def find_adapter_faults(folder: str) -> List[Fault]:
+    """Return the faults of an adapter's own two files; a tokenizer is not asked for."""
+    faults = []
+    if _read_json(os.path.join(folder, ADAPTER_CONFIG)) is None:
+        faults.append(Fault("base_model_no_config", ADAPTER_CONFIG))
+    faults += [Fault("base_model_incomplete", name) for name in _find_bad_file(folder, ADAPTER_WEIGHTS)]
+    return faults
+
+
+def _find_whole_model_faults(folder: str) -> List[Fault]:
+    faults = []
+    if _read_json(os.path.join(folder, CONFIG)) is None:
+        faults.append(Fault("base_model_no_config", CONFIG))
+    return faults + [Fault("base_model_incomplete", name) for name in _find_bad_weights(folder)]
+
+
 def check_base_model(folder: str) -> None:
-    """Raise the gravest fault of a model folder as a `ProjectError`; all missing weights are named together."""
-    faults = find_model_faults(folder)
+    """Raise the gravest fault of a model folder as a `ProjectError`; all missing weights are named together.
+
+    An adapter's folder is no base model: what it lacks is a configuration.
+    """
+    _raise_gravest([Fault("base_model_no_config", CONFIG)] if is_adapter(folder) else find_model_faults(folder), folder)
+
+
+def check_adapter(folder: str) -> None:
+    """Raise the gravest fault of an adapter's folder as a `ProjectError`."""
+    _raise_gravest(find_model_faults(folder), folder)
+
+
+def _raise_gravest(faults: List[Fault], folder: str) -> None:
     if not faults:
         return
     code = faults[0].code
@@ -62,10 +95,15 @@ def _find_bad_weights(folder: str) -> List[str]:
         if os.path.exists(path):
             names = _indexed_files(path)
             return [index] if not names else [name for name in names if not _is_whole(os.path.join(folder, name))]
-    for name in (WEIGHTS, PICKLED_WEIGHTS):
+    return _find_bad_file(folder, (WEIGHTS, PICKLED_WEIGHTS))
+
+
+def _find_bad_file(folder: str, names: Tuple[str, ...]) -> List[str]:
+    """Return the first of the files that exists, if it is cut short; the first of all, if none exists."""
+    for name in names:
         if os.path.exists(os.path.join(folder, name)):
             return [] if _is_whole(os.path.join(folder, name)) else [name]
-    return [WEIGHTS]
+    return [names[0]]
 
 
 def _indexed_files(path: str) -> List[str]:

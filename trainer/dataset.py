@@ -117,15 +117,20 @@ def make_loader(rows: Rows, order: Sampler[list[int]], *, collate: Collator) -> 
 
 
 class Collator:
-    """Pads rows on the right into one batch.
+    """Puts rows into one batch, padded on the right.
 
     Where rows are packed, samples are told apart by `position_ids` alone, which begin anew in each sample, and the
     padding is a sample of its own. **No attention mask beside them**: transformers 5 then drops its mask between
     samples without a word, even if the mask is all ones.
+
+    Flat: the rows of a packed batch lie one after another in a single row without padding, as FlashAttention wants
+    them (its kernels for samples of unequal lengths are used for batches of one row only).
     """
 
-    def __init__(self, pad_id: int, *, is_packed: bool) -> None:
-        self._pad_id, self._is_packed = pad_id, is_packed
+    def __init__(self, pad_id: int, *, is_packed: bool, is_flat: bool = False) -> None:
+        if is_flat and not is_packed:
+            raise ValueError("flat rows are told apart by their positions: they must be packed")
+        self._pad_id, self._is_packed, self._is_flat = pad_id, is_packed, is_flat
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """Return one batch.
@@ -133,8 +138,10 @@ class Collator:
         Returns:
             `input_ids`, `labels`, `class_indices` int64 (B, T) and `weights` float32 (B, T), T the longest row;
             padding has label IGNORE_INDEX and weight 0. `taught` int64 (classes,). Packed: `position_ids`
-            int64 (B, T); else, if there is padding, `attention_mask` int64 (B, T).
+            int64 (B, T); else, if there is padding, `attention_mask` int64 (B, T). Flat: B is 1, T all tokens.
         """
+        if self._is_flat:
+            rows = [_joined(rows)]
         longest = max(len(row.ids) for row in rows)
         batch = {
             "input_ids": _padded([row.ids for row in rows], longest, self._pad_id),
@@ -150,6 +157,18 @@ class Collator:
         elif any(len(row.ids) < longest for row in rows):
             batch["attention_mask"] = _padded([np.ones_like(row.ids) for row in rows], longest, 0)
         return batch
+
+
+def _joined(rows: Sequence[Row]) -> Row:
+    """Return all rows as one; the first token of a row is never learned, so no row predicts into the next."""
+    return Row(
+        ids=np.concatenate([row.ids for row in rows]),
+        labels=np.concatenate([row.labels for row in rows]),
+        weights=np.concatenate([row.weights for row in rows]),
+        class_indices=np.concatenate([row.class_indices for row in rows]),
+        positions=np.concatenate([row.positions for row in rows]),
+        taught=np.sum([row.taught for row in rows], axis=0),
+    )
 
 
 def _padded(parts: Sequence[NDArray[Any]], length: int, fill: float) -> Tensor:

@@ -51,6 +51,10 @@ class DataPaths:
         """The dialog ZIP while it arrives."""
         return self._at("raw", ".download", "dialog.zip.partial")
 
+    def upload(self, sha256: str) -> str:
+        """A dialog ZIP that the runner has sent, until it is extracted."""
+        return self._at("raw", ".download", sha256 + ".zip")
+
     @property
     def samples(self) -> str:
         return self._at("processed", "coding-sft.jsonl")
@@ -67,6 +71,11 @@ class DataPaths:
     def encoded(self) -> str:
         """Samples as token ids, one file per corpus, tokenizer and window; can be deleted at any time."""
         return self._at("processed", ".encoded")
+
+    @property
+    def weight_digests(self) -> str:
+        """sha256 of weight files by path, size and time; can be deleted at any time."""
+        return self._at(".weight-digests.json")
 
     @property
     def logs(self) -> str:
@@ -216,6 +225,11 @@ class RunPaths:
     def first_batch(self) -> str:
         """The first batch decoded, its trained part marked: text, 0600, never in a log."""
         return self._at("first-batch.txt")
+
+    @property
+    def base_answers(self) -> str:
+        """What the base model said to the questions that it must answer: text, 0600, never in a log."""
+        return self._at("base-answers.json")
 
     @property
     def final(self) -> str:

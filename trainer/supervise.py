@@ -225,7 +225,8 @@ class Supervisor:
 
     def finish(self, end: End) -> Outcome:
         """Write what can be written, and `outcome.json` last; raise OSError when that one cannot be."""
-        remedy = find_remedy(self.journal.tail()) if end.state == FAILED else None
+        # the reason too: a child that was killed says nothing itself
+        remedy = find_remedy("%s\n%s" % (self.journal.tail(), end.reason)) if end.state == FAILED else None
         outcome = Outcome(
             state=end.state,
             exit_code=end.exit_code,

@@ -68,6 +68,7 @@ def run(box: Box, job: Job) -> TrainReport | SetupReport | StepsReport:
         remedy=_remedy(followed),
         checkpoints=_checkpoints(box, job),
         watched_s=followed.elapsed_s,
+        preflight=followed.preflight,
         error=run_error(followed, lang=job.lang),
     )
 
@@ -110,7 +111,7 @@ def start_run(box: Box, job: Job, wish: Configuration, digest: str, samples_sha2
         "origins": wish.origins,
         "python": job.mother_python,
         "env": job.settings.mirrors(),
-        "secrets": {},
+        "secrets": job.settings.tracker_tokens(wish.recipe.report_to),
         "grace_s": job.grace_s,
     }
     return str(box.ask("start_train", request, timeout_s=START_TIMEOUT_S)["run_id"])

@@ -16,9 +16,10 @@ from controller.configuration import CODE_ROOT, Configuration, load_configuratio
 from controller.follow import LOST_CODES, Followed, follow
 from controller.inputs import MAX_WATCH_MINUTES
 from controller.job import Job
-from controller.objects import DialogSource, resolve_dialog
+from controller.objects import DialogSource, is_hosted, resolve_dialog
 from controller.release import Release, gather
 from controller.reports import SetupReport, Step, StepsReport
+from controller.send_dialogs import send_dialogs
 from corpus_builder.errors import ProjectError, Value
 from corpus_builder.manifest import Manifest, manifest_from_json
 from trainer.run_paths import new_run_id
@@ -57,7 +58,7 @@ def gather_sources(job: Job, wish: Configuration) -> Sources:
     release = gather(CODE_ROOT, wish.sources_dir, wish.plan)
     if not wish.needs_dialogs:
         return Sources(release, None)
-    dialog = resolve_dialog(job.inputs.dialog_zip, job.settings)
+    dialog = resolve_dialog(job.inputs.dialog_zip, job.settings, is_on_hosted=is_hosted(job.environ))
     for value in dialog.masks():
         job.mask(value)
     return Sources(release, dialog)
@@ -71,11 +72,14 @@ def ask_facts(box: Box, job: Job, wish: Configuration, sources: Sources) -> dict
         "base_model_dir": base_model_dir,
         "digest": sources.release.digest,
         "dialog_path": dialog_path,
+        "dialog_source": sources.dialog.source_digest() if sources.dialog else None,
     }
     facts = box.ask("facts", request, timeout_s=FACTS_TIMEOUT_S)
     check_base_model(facts["base_model"], base_model_dir)
     if facts["dialog"] is not None and not facts["dialog"]["exists"]:
         raise ProjectError("dialog_zip_missing", path=str(dialog_path))
+    if sources.dialog is not None:
+        sources.dialog.check_expiry(has_archive=facts["dialog_archive"] and not job.inputs.is_zip_fresh)
     return facts
 
 
@@ -96,8 +100,10 @@ def setup_steps(wish: Configuration, sources: Sources, facts: dict[str, Any]) ->
     release, dialog = sources.release, sources.dialog
     files: dict[str, Value] = {"digest": release.digest, "files": len(release.files())}
     source: dict[str, Value] = {"source": dialog.shown if dialog else ""}
+    sent = [dialog.file] if dialog and dialog.file else []
     return (
         Step(key="push_release", values=files, is_needed=not facts["release_present"]),
+        *(Step(key="send_dialogs", values={"bytes": file.size}) for file in sent),
         Step(key="fetch_dialogs", values=source, is_needed=dialog is not None),
         Step(key="environment", values={}),
         Step(key="build_corpus", values={"plan": wish.plan.name}),
@@ -108,6 +114,8 @@ def set_up(box: Box, job: Job, wish: Configuration, sources: Sources, facts: dic
     """Send what is missing, start or join the setup, follow it, and report with the counts."""
     if not facts["release_present"]:
         push_release(box, job, sources.release)
+    if sources.dialog is not None and sources.dialog.file is not None:
+        send_dialogs(box, job, sources.dialog.file, is_fresh=job.inputs.is_zip_fresh)
     started = box.ask("start_setup", setup_request(job, wish, sources), timeout_s=START_TIMEOUT_S)
     followed = follow(box, job, kind="setup", work_id=started["setup_id"], deadline_s=60.0 * MAX_WATCH_MINUTES)
     error = setup_error(followed)
@@ -150,7 +158,7 @@ def setup_request(job: Job, wish: Configuration, sources: Sources) -> dict[str, 
         "plan": wish.plan_json(),
         "recipe": wish.recipe_json(),
         "suite": wish.suite_json(),
-        "dialog": dialog.request() if dialog else {"kind": "none"},
+        "dialog": {**dialog.request(), "fresh": job.inputs.is_zip_fresh} if dialog else {"kind": "none"},
         "env": job.settings.mirrors(),
         "secrets": dialog.secrets() if dialog else {},
         "fetch_allow": allowed_hosts(job.settings.fetch_allow, dialog),

@@ -20,6 +20,7 @@ from controller.boxside.logs import follow, tail_log
 from controller.boxside.operations import kill, start_setup, start_train
 from controller.boxside.releases import receive_release
 from controller.boxside.status import manifest, status
+from controller.boxside.uploads import receive_upload, upload_state
 from corpus_builder.errors import EXIT_INPUT, ProjectError
 
 OPS: Dict[str, Callable[[Arguments], Dict[str, Any]]] = {
@@ -31,6 +32,12 @@ OPS: Dict[str, Callable[[Arguments], Dict[str, Any]]] = {
     "status": status,
     "tail_log": tail_log,
     "kill": kill,
+    "upload_state": upload_state,
+}
+#: What reads on where the request ends.
+STREAM_OPS: Dict[str, Callable[[Arguments, IO[bytes]], Dict[str, Any]]] = {
+    "receive_release": receive_release,
+    "receive_upload": receive_upload,
 }
 _NONCE = re.compile(r"[0-9A-Za-z_-]{1,128}\Z")
 
@@ -64,8 +71,8 @@ def _do(request: Any, stream: IO[bytes]) -> Dict[str, Any]:
     if not isinstance(request, dict):
         raise ProjectError("input_invalid", name="request", reason="must be an object")
     args, op = Arguments(request.get("args") or {}), request.get("op")
-    if op == "receive_release":
-        return receive_release(args, stream)
+    if isinstance(op, str) and op in STREAM_OPS:
+        return STREAM_OPS[op](args, stream)
     if not isinstance(op, str) or op not in OPS:
         raise ProjectError("input_invalid", name="op", reason="there is no such operation")
     return OPS[op](args)

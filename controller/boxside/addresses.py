@@ -103,24 +103,93 @@ def open_url(url: str, headers: Dict[str, str], allow: Sequence[str]) -> Iterato
         ProjectError: `url_refused`.
         OSError, http.client.HTTPException: the connection failed.
     """
-    for _ in range(MAX_REDIRECTS + 1):
-        target = parse_target(url, allow)
-        connection, path, more = _connect(target, allow)
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers=dict(headers, **more))
-            response = connection.getresponse()
+    with contextlib.closing(Caller(url, allow)) as caller, caller.get(headers) as response:
+        yield response
+
+
+@dataclass(frozen=True)
+class _Way:
+    """An open connection to where a URL has led, and what is asked for there."""
+
+    url: str
+    connection: http.client.HTTPConnection
+    sock: socket.socket
+    path: str
+    more: Dict[str, str]
+
+
+class Caller:
+    """Asks for one URL, again and again, over one connection as long as that lasts.
+
+    For one thread; `abort` is for any other.
+    """
+
+    def __init__(self, url: str, allow: Sequence[str]) -> None:
+        self._url = url
+        self._allow = allow
+        self._way: Optional[_Way] = None
+
+    @contextlib.contextmanager
+    def get(self, headers: Dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer to a GET; whoever has read all of it closes it, and the connection is kept.
+
+        Raises:
+            ProjectError: `url_refused`.
+            OSError, http.client.HTTPException: the connection failed.
+        """
+        is_whole = False
+        try:
+            response = self._ask(headers)
+            with contextlib.closing(response):
+                yield response
+                is_whole = response.isclosed() and not response.will_close
+        finally:
+            if not is_whole:
+                self.close()
+
+    def _ask(self, headers: Dict[str, str]) -> http.client.HTTPResponse:
+        if self._way is not None:
+            try:
+                return self._follow(self._way, headers)
+            except (OSError, http.client.HTTPException):
+                self.close()  # it was kept too long: the other side has gone home
+        return self._follow(self._open(self._url), headers)
+
+    def _follow(self, way: _Way, headers: Dict[str, str]) -> http.client.HTTPResponse:
+        for _ in range(MAX_REDIRECTS + 1):
+            way.connection.request("GET", way.path, headers=dict(headers, **way.more))
+            response = way.connection.getresponse()
             location = response.getheader("Location")
             if response.status not in _REDIRECTS or not location:
-                with contextlib.closing(response):
-                    yield response
-                return
+                return response
             response.close()
-        url = urllib.parse.urljoin(url, location)
-    raise refused(target.host, "it redirects too often")
+            self.close()
+            way = self._open(urllib.parse.urljoin(way.url, location))
+        raise refused(parse_target(way.url, self._allow).host, "it redirects too often")
+
+    def _open(self, url: str) -> _Way:
+        target = parse_target(url, self._allow)
+        connection, path, more = _connect(target, self._allow)
+        connection.auto_open = 0  # it would ask for the name again, and nobody would look at the answer
+        self._way = _Way(url, connection, connection.sock, path, more)
+        return self._way
+
+    def close(self) -> None:
+        """Let go of the connection; the next question makes a new one."""
+        way, self._way = self._way, None
+        if way is not None:
+            way.connection.close()
+
+    def abort(self) -> None:
+        """Wake the thread that reads or writes: its connection ends."""
+        way = self._way
+        if way is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(way.sock, socket.SHUT_RDWR)  # not TLS's own, which waits for the other side
 
 
 def _connect(target: Target, allow: Sequence[str]) -> Tuple[http.client.HTTPConnection, str, Dict[str, str]]:
-    """Return a connection, the words to ask for, and headers for a proxy."""
+    """Return an open connection, the words to ask for, and headers for a proxy."""
     proxy = _find_proxy(target)
     if proxy is None:
         return _direct(target, resolve(target, allow)), target.path, {}
@@ -134,10 +203,19 @@ def _connect(target: Target, allow: Sequence[str]) -> Tuple[http.client.HTTPConn
     authority = target.host if default else "%s:%d" % (target.host, target.port)
     if target.scheme == "http":
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        return connection, "http://%s%s" % (authority, target.path), login
+        return _opened(connection), "http://%s%s" % (authority, target.path), login
     secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
     secure.set_tunnel(target.host, target.port, headers=login)
-    return secure, target.path, {}
+    return _opened(secure), target.path, {}
+
+
+def _opened(connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+    try:
+        connection.connect()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _find_proxy(target: Target) -> Optional[urllib.parse.SplitResult]:

@@ -4,8 +4,11 @@ Runs on the box: standard library and Python 3.8 only. Side effects: `make_envir
 `$ROOT/venvs`, named by what is in it, and completes it with `complete.json`; a half-made one is made anew. An older
 environment stays in use until the new one has proven itself.
 
-A lock file is a requirements file; a line `# stage: 2 --no-build-isolation` begins the next call of pip, with those
-options: DeepSpeed's build needs torch to be there already.
+A lock file is a requirements file; a line `# stage: 2 --no-build-isolation` begins the next call of the installer,
+with those options: DeepSpeed's build needs torch to be there already. A stage whose files are known by their sha256
+takes no others, and is installed by uv where the box has it; one without comes from wherever pip is told to look.
+
+    python3 -m controller.boxside.environment LOCK.txt PYTHON      installs a lock file into an environment
 """
 
 import hashlib
@@ -17,13 +20,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional
 
-from controller.boxside.facts import Gpus
 from controller.boxside.folders import make_private_folder
 from controller.boxside.work import read_json
 from corpus_builder.errors import Named, ProjectError
+from trainer.gpus import Gpus
 from trainer.journal import now_utc, save_json
 from trainer.run_paths import RootPaths
 
@@ -43,10 +47,15 @@ _PROBE_TIMEOUT_S = 600  # the first import of torch from a cold network disk tak
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of pip."""
+    """One call of the installer."""
 
     options: List[str]
     lines: List[str]
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether every file that may come is known by its sha256."""
+        return any("--hash=" in line for line in self.lines)
 
 
 def lock_name(gpus: Gpus) -> str:
@@ -143,20 +152,31 @@ def make_environment(root: str, lock_text: str, run: Any) -> str:
     if os.path.lexists(folder):
         shutil.rmtree(folder)
     run([sys.executable, "-m", "venv", folder], "venv")
-    for number, stage in enumerate(split_stages(lock_text), 1):
-        requirements = os.path.join(folder, "stage-%d.txt" % number)
-        with open(requirements, "w", encoding="utf-8") as file:
-            file.write("\n".join(stage.lines) + "\n")
-        run(pip_argv(python, stage.options, requirements), "pip, stage %d" % number)
+    install(python, lock_text, folder, run)
     complete = {"versions": probe(python), "python": platform.python_version(), "made_at": now_utc()}
     save_json(os.path.join(folder, COMPLETE), complete)
     return python
 
 
-def pip_argv(python: str, options: Sequence[str], requirements: str) -> List[str]:
-    """Return one call of pip."""
-    words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    return words + list(options) + ["-r", requirements]
+def install(python: str, lock_text: str, folder: str, run: Any) -> None:
+    """Install a lock file into the environment of `python`; its stages are written to `folder`."""
+    uv = shutil.which("uv")
+    for number, stage in enumerate(split_stages(lock_text), 1):
+        requirements = os.path.join(folder, "stage-%d.txt" % number)
+        with open(requirements, "w", encoding="utf-8") as file:
+            file.write("\n".join(stage.lines) + "\n")
+        argv = install_argv(python, stage, requirements, uv)
+        run(argv, "%s, stage %d" % ("uv" if argv[0] == uv else "pip", number))
+
+
+def install_argv(python: str, stage: Stage, requirements: str, uv: Optional[str] = None) -> List[str]:
+    """Return one call of the installer; what a hashed stage needs stands in it, so nothing is resolved."""
+    locked = ["--require-hashes", "--no-deps"] if stage.is_hashed else []
+    if uv is not None and stage.is_hashed:
+        words = [uv, "pip", "install", "--python", python, "--no-progress"]
+    else:
+        words = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return words + locked + list(stage.options) + ["-r", requirements]
 
 
 def note_current(root: str, python: str, versions: Mapping[str, str]) -> None:
@@ -170,3 +190,22 @@ def find_current(root: str) -> Optional[str]:
     """Return the interpreter that the last setup proved, None when there is none."""
     noted = read_json(os.path.join(RootPaths(root).venvs, CURRENT))
     return None if noted is None else str(noted["python"])
+
+
+def _install_or_exit(argv: List[str], words: str) -> None:
+    print(words, flush=True)
+    code = subprocess.run(argv, stdin=subprocess.DEVNULL).returncode
+    if code != 0:
+        sys.exit(code)
+
+
+def main(lock_path: str, python: str) -> None:
+    """Install a lock file into an environment; exit with the installer's code where it fails."""
+    with open(lock_path, encoding="utf-8") as file:
+        lock_text = file.read()
+    with tempfile.TemporaryDirectory() as folder:
+        install(python, lock_text, folder, _install_or_exit)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -3,7 +3,8 @@
 Runs on the box: standard library and Python 3.8 only. "Could not ask" is None, never an empty answer.
 
     {"python": "3.11.2", "tmux": "3.3a", "home": "/root", "user": "root", "gpus": [{"index": 0, "name":
-     "Tesla V100-SXM2-32GB", "memory_mib": 32768, "used_mib": 3, "utilization": 0, "compute_capability": "7.0"}],
+     "Tesla V100-SXM2-32GB", "memory_mib": 32768, "used_mib": 3, "utilization": 0, "compute_capability": "7.0",
+     "processes": 0}],
      "disks": {"/data/zy": {"free_gib": 402.1, "total_gib": 1000.0}}, "release_present": true,
      "locks": {"setup": null, "run": null}, "base_model": {"exists": true, "config": true, "missing": []}}
 """
@@ -14,91 +15,17 @@ import platform
 import pwd
 import shutil
 import subprocess
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Optional
 
+from controller.boxside.archives import find_archives
 from controller.boxside.arguments import DIGEST, Arguments
 from trainer.base_model import find_model_faults
+from trainer.gpus import GpuQuery
 from trainer.locks import Lock, is_alive, read_lock
 from trainer.run_paths import RootPaths
 
 RELEASE_COMPLETE = "release.json"  # written last into a release
 GIB = 1 << 30
-_GPU_FIELDS = ("index", "name", "memory.total", "memory.used", "utilization.gpu", "compute_cap")
-_GPU_TIMEOUT_S = 20
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """The answer of nvidia-smi. `rows` is None when it could not be asked; `is_installed`: there is an nvidia-smi."""
-
-    is_installed: bool
-    rows: Optional[List[Dict[str, Any]]]
-
-
-class GpuQuery:
-    """nvidia-smi, started now and read later: it takes a second or more."""
-
-    def __init__(self) -> None:
-        self._running = _start_gpu_query(_GPU_FIELDS)
-
-    def read(self) -> Gpus:
-        """Return the answer; a driver that is too old for `compute_cap` is asked without it."""
-        if self._running is None:
-            return Gpus(False, None)
-        text = _read_gpu_query(self._running)
-        if text is None:
-            again = _start_gpu_query(_GPU_FIELDS[:-1])
-            text = None if again is None else _read_gpu_query(again)
-        return Gpus(True, None if text is None else parse_gpus(text))
-
-
-def _start_gpu_query(fields: Iterable[str]) -> "Optional[subprocess.Popen[str]]":
-    argv = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
-        )
-    except OSError:
-        return None
-
-
-def _read_gpu_query(running: "subprocess.Popen[str]") -> Optional[str]:
-    try:
-        text, _ = running.communicate(timeout=_GPU_TIMEOUT_S)
-    except subprocess.TimeoutExpired:  # a hung driver
-        running.kill()
-        running.communicate()
-        return None
-    return text if running.returncode == 0 else None
-
-
-def parse_gpus(text: str) -> List[Dict[str, Any]]:
-    """Return the rows of nvidia-smi's CSV; what it does not know (`[N/A]`) is None."""
-    rows = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) < len(_GPU_FIELDS) - 1:
-            continue
-        index, name, memory, used, utilization = cells[:5]
-        rows.append(
-            {
-                "index": _whole(index),
-                "name": name,
-                "memory_mib": _whole(memory),
-                "used_mib": _whole(used),
-                "utilization": _whole(utilization),
-                "compute_capability": cells[5] if len(cells) > 5 and cells[5][:1].isdigit() else None,
-            }
-        )
-    return rows
-
-
-def _whole(text: str) -> Optional[int]:
-    try:
-        return int(float(text))
-    except ValueError:
-        return None
 
 
 def read_tmux_version() -> Optional[str]:
@@ -167,7 +94,7 @@ def facts(args: Arguments) -> Dict[str, Any]:
     query = GpuQuery()
     data, root = args.path("data"), args.path("root")
     base_model_dir, digest = args.optional_path("base_model_dir"), args.optional_text("digest", DIGEST)
-    dialog_path = args.optional_path("dialog_path")
+    dialog_path, source = args.optional_path("dialog_path"), args.optional_text("dialog_source", DIGEST)
     return {
         "python": platform.python_version(),
         "tmux": read_tmux_version(),
@@ -178,6 +105,7 @@ def facts(args: Arguments) -> Dict[str, Any]:
         "locks": read_locks(root),
         "base_model": None if base_model_dir is None else read_base_model(base_model_dir),
         "dialog": None if dialog_path is None else {"exists": os.path.isfile(dialog_path)},
+        "dialog_archive": source is not None and bool(find_archives(data, source)),
         "gpus": query.read().rows,
     }
 

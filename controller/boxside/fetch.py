@@ -1,4 +1,4 @@
-"""The fetch step: the dialog ZIP, from a link or a path of the box, becomes a folder that a pointer leads to.
+"""The fetch step: the dialog ZIP, from a link, a path of the box or an upload, becomes a folder behind a pointer.
 
 Runs on the box: standard library and Python 3.8 only. Side effects: network; `raw/` in the data folder. An archive
 lies in a folder named by its sha256, is whole when it appears, and stays; the pointer is swapped by rename. Beside
@@ -9,12 +9,15 @@ it is written where it came from:
 
 import hashlib
 import os
+import re
+import time
 from typing import Any, Dict, Mapping, Optional
 
+from controller.boxside.archives import find_archives
 from controller.boxside.download import Link, download
 from controller.boxside.folders import make_private_folder, point_to
 from controller.boxside.work import read_json
-from corpus_builder.archive import extract_archive, load_account
+from corpus_builder.archive import LIMIT_REASONS, ArchiveAccount, extract_archive, load_account
 from corpus_builder.archive_limits import Limits, limits_of
 from corpus_builder.errors import Named, ProjectError
 from corpus_builder.log_lines import log_line
@@ -23,6 +26,8 @@ from trainer.run_paths import DataPaths
 
 DIALOG_URL = "ZY_DIALOG_URL"
 _CHUNK_BYTES = 1 << 20
+_UPLOAD = re.compile(r"[0-9a-f]{64}\.zip(\.partial)?\Z")
+_KEPT_S = 7 * 24 * 3600
 
 
 def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -34,6 +39,8 @@ def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) ->
     make_private_folder(paths.archives)
     if dialog["kind"] == "path":
         sha256 = _take_path(paths, dialog["path"], limits)
+    elif dialog["kind"] == "upload":
+        sha256 = _take_upload(paths, dialog["sha256"], limits)
     else:
         link = Link(environment.get(DIALOG_URL, ""), request["allow"])
         sha256 = _take_link(paths, link, limits, is_fresh=bool(dialog["fresh"]))
@@ -49,6 +56,12 @@ def say(sentence: str, **values: Any) -> None:
 
 def _take_path(paths: DataPaths, path: str, limits: Limits) -> str:
     """Return the sha256 of a ZIP on the box, extracted."""
+    sha256 = _hash_file(path)
+    _extract(paths, path, sha256, limits)
+    return sha256
+
+
+def _hash_file(path: str) -> str:
     if not os.path.isfile(path):
         raise ProjectError("dialog_zip_missing", path=Named(path))
     sha256 = hashlib.sha256()
@@ -59,8 +72,34 @@ def _take_path(paths: DataPaths, path: str, limits: Limits) -> str:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise ProjectError("dialog_zip_unreadable", path=Named(path), reason=reason) from error
-    _extract(paths, path, sha256.hexdigest(), limits)
     return sha256.hexdigest()
+
+
+def _take_upload(paths: DataPaths, sha256: str, limits: Limits) -> str:
+    """Return the sha256 of what `receive_upload` has taken, extracted.
+
+    The ZIP goes once nothing more can come of it; one that went over a limit stays, for other limits.
+    """
+    account = load_account(paths.archive(sha256))
+    if account is None or not account.holds_under(limits):
+        if _hash_file(paths.upload(sha256)) != sha256:
+            os.unlink(paths.upload(sha256))
+            raise ProjectError("dialog_zip_unreadable", path=sha256[:16], reason="reason.other_bytes")
+    else:
+        say("the archive of these dialogs is there already")
+    account = _extract(paths, paths.upload(sha256), sha256, limits)
+    if not any(one.reason in LIMIT_REASONS for one in account.refused):
+        _drop_uploads(paths, sha256)
+    return sha256
+
+
+def _drop_uploads(paths: DataPaths, sha256: str) -> None:
+    """Remove an upload, and what of others nobody has touched for a week."""
+    folder, now = os.path.dirname(paths.upload(sha256)), time.time()
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        if path == paths.upload(sha256) or (_UPLOAD.match(name) and os.path.getmtime(path) < now - _KEPT_S):
+            os.unlink(path)
 
 
 def _take_link(paths: DataPaths, link: Link, limits: Limits, *, is_fresh: bool) -> str:
@@ -93,18 +132,15 @@ def _take_link(paths: DataPaths, link: Link, limits: Limits, *, is_fresh: bool) 
 
 
 def _find_earlier(paths: DataPaths, link: Link) -> Optional[Dict[str, Any]]:
-    """Return the archive that the pointer leads to, if it came from the same object and is whole."""
-    try:
-        sha256 = os.path.basename(os.readlink(paths.dialog_pointer))
-    except OSError:
-        return None
-    about = read_json(paths.archive(sha256) + ".json")
-    if about is None or about.get("source") != link.source or load_account(paths.archive(sha256)) is None:
-        return None
-    return {"sha256": sha256, "etag": about.get("etag")}
+    """Return the newest archive that came from the same object and is whole."""
+    for sha256 in find_archives(paths.data, link.source):
+        if load_account(paths.archive(sha256)) is not None:
+            about = read_json(paths.archive(sha256) + ".json") or {}
+            return {"sha256": sha256, "etag": about.get("etag")}
+    return None
 
 
-def _extract(paths: DataPaths, zip_path: str, sha256: str, limits: Limits) -> None:
+def _extract(paths: DataPaths, zip_path: str, sha256: str, limits: Limits) -> ArchiveAccount:
     """Extract a ZIP unless that was done under these limits, and say what became of its members."""
     account = load_account(paths.archive(sha256))
     if account is None or not account.holds_under(limits):
@@ -118,3 +154,4 @@ def _extract(paths: DataPaths, zip_path: str, sha256: str, limits: Limits) -> No
     )
     for refused in account.refused:
         say("refused {name}: {reason}", name=Named(refused.name), reason=refused.reason)
+    return account

@@ -14,13 +14,15 @@ from typing import Any, Dict, List, Optional
 
 from controller.boxside.arguments import DIGEST, HOST, NAME, Arguments
 from controller.boxside.environment import environment_digest, lock_name, python_of, read_lock_file
-from controller.boxside.facts import GpuQuery, is_release_present
+from controller.boxside.facts import is_release_present
+from controller.boxside.uploads import SHA256
 from controller.boxside.work import SETUP
 from corpus_builder.errors import ProjectError
+from trainer.gpus import GpuQuery
 from trainer.run_paths import DataPaths, RootPaths, RunPaths, setup_paths
 
 LANGUAGES = ("zh", "en")
-DIALOG_KINDS = ("url", "path", "none")
+DIALOG_KINDS = ("url", "path", "upload", "none")
 #: What does not make a request another one: who asks, when, and the signature of a link.
 _NOT_THE_REQUEST = frozenset({"setup_id", "owner", "action", "commit", "run_url", "secrets"})
 DIALOG_URL = "ZY_DIALOG_URL"
@@ -151,7 +153,8 @@ def _checked_dialog(args: Arguments, secrets: Dict[str, str]) -> Dict[str, Any]:
     if kind == "url" and not secrets.get(DIALOG_URL):
         raise ProjectError("input_invalid", name="dialog_zip", reason="its link is missing")
     path = Arguments(dialog).path("path") if kind == "path" else None
-    return {"kind": kind, "path": path, "fresh": dialog.get("fresh") is True}
+    sha256 = Arguments(dialog).text("sha256", SHA256) if kind == "upload" else None
+    return {"kind": kind, "path": path, "sha256": sha256, "fresh": dialog.get("fresh") is True}
 
 
 def _corpus_request(args: Arguments, data: str, code: str, dialog: Dict[str, Any]) -> Dict[str, Any]:

@@ -85,8 +85,11 @@ def _install(argv: List[str], words: str) -> None:
 
 
 def clean_environment() -> Dict[str, str]:
-    """Return our environment without the path to our code, which is nothing to install beside."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+    """Return our environment without the path to our code, which is nothing to install beside; uv has pip's mirror."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
+    if "PIP_INDEX_URL" in kept:
+        kept["UV_DEFAULT_INDEX"] = kept["PIP_INDEX_URL"]
+    return kept
 
 
 def kernels(request: Mapping[str, Any]) -> None:

@@ -3,16 +3,20 @@
 Runs on the box: standard library and Python 3.8 only.
 """
 
+import json
 import os
 from dataclasses import asdict
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from controller.boxside.arguments import Arguments
-from controller.boxside.facts import GIB, GpuQuery, read_disk, read_locks
+from controller.boxside.facts import GIB, read_disk, read_locks
 from controller.boxside.work import KINDS, SETUP, TRAIN, Work, find_newest, find_works, look_at, read_json
+from trainer.curve import describe_learning
+from trainer.gpus import GpuQuery
 from trainer.run_paths import CHECKPOINT, CHECKPOINT_COMPLETE, RUN_ID, DataPaths
 
 MAX_CHECKPOINTS = 50
+MAX_POINTS = 2000  # of a curve; a few times more than any run that was seen
 
 
 def status(args: Arguments) -> Dict[str, Any]:
@@ -68,7 +72,28 @@ def describe_run(work: Work) -> Dict[str, Any]:
         loss=progress.get("loss"),
         losses={key[len("loss_") :]: value for key, value in extras.items() if key.startswith("loss_")},
         eta_s=standing.eta_s,
+        learning=describe_learning(read_points(work.paths.progress)),
     )
+
+
+def read_points(path: str) -> List[Tuple[int, Any, Dict[str, Any]]]:
+    """Return (step, loss, extras) of a run's progress over all attempts, at most MAX_POINTS and every look."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    every = 1 + len(lines) // MAX_POINTS
+    points = []
+    for place, line in enumerate(lines):
+        if place % every and b'"eval_loss"' not in line:
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+            points.append((row["step"], row["loss"], row.get("extras", {})))
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a full disk
+    return points
 
 
 def find_checkpoints(data: str) -> List[Dict[str, Any]]:

@@ -1,19 +1,19 @@
-"""A training as values: the launcher's words, its environment, and what must hold before it may start. Asks only.
+"""A training as values: what starts it, its environment, and what must hold before it may start. Asks only.
 
-Runs on the box: standard library and Python 3.8 only. Side effects: none, but a port that is asked for and let go.
+Runs on the box: standard library and Python 3.8 only. Side effects: none.
 """
 
 import os
 import posixpath
-import socket
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from controller.boxside.arguments import DIGEST, Arguments
 from controller.boxside.environment import find_current, python_of
-from controller.boxside.facts import GpuQuery, Gpus, is_release_present
+from controller.boxside.facts import is_release_present
 from controller.boxside.work import TRAIN, read_json
 from corpus_builder.errors import ProjectError
+from trainer.gpus import GpuQuery, Gpus, choose_gpus
 from trainer.run_paths import RUN_ID, VERSION, DataPaths, RootPaths, RunPaths, run_paths
 
 MAX_RANKS = 64
@@ -52,11 +52,6 @@ class TrainPlan:
         return posixpath.join(RootPaths(self.root).release(self.digest), "code")
 
     @property
-    def ranks(self) -> int:
-        """Processes that train: one per GPU, or as many on the CPU."""
-        return int(self.recipe["gpus"])
-
-    @property
     def is_on_cpu(self) -> bool:
         """Whether the recipe's device, or a box without nvidia-smi, means the CPU."""
         device = self.recipe.get("device", "auto")
@@ -70,13 +65,13 @@ class TrainPlan:
             )
         if not os.access(self.python, os.X_OK):
             raise ProjectError("environment_unusable", path=self.python, reason="there is no such program")
-        if not self.is_on_cpu and len(self.gpus.rows or []) < self.ranks:
-            raise ProjectError("gpus_missing", wanted=self.ranks, found=len(self.gpus.rows or []))
+        if not self.is_on_cpu:
+            choose_gpus(self.recipe["gpus"], self.gpus.rows or [])  # the run itself chooses again
         if self.recipe.get("data_path") is None:
             check_manifest(DataPaths(self.data), self.samples_sha256)
 
     def recipe_json(self) -> Dict[str, Any]:
-        """Return what `trainer.train` reads."""
+        """Return what `trainer.launch` and `trainer.train` read."""
         return {
             "recipe": self.recipe,
             "origins": self.origins,
@@ -89,56 +84,79 @@ class TrainPlan:
 
     def spec(self) -> Dict[str, Any]:
         """Return what the supervisor is asked to do."""
-        launcher = [self.python, "-m", "deepspeed.launcher.runner", "--num_gpus", str(self.ranks)]
-        options = ["--no_local_rank", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-        argv = [*launcher, *options, "--module", "trainer.train", self.paths.recipe]
-        return {
-            "kind": TRAIN,
-            "folder": self.paths.folder,
-            "data": self.data,
-            "log": self.paths.log,
-            "lock": RootPaths(self.root).run_lock,
-            "owner": self.owner,
-            "action": self.action,
-            "name": self.id,
-            "version": self.version,
-            "digest": self.digest,
-            "final": self.paths.final,
-            "grace_s": self.grace_s,
-            "steps": [
-                {
-                    "name": "train",
-                    "argv": argv,
-                    "cwd": self.code,
-                    "env": self._environment(),
-                    "log": None,
-                    "secrets": sorted(self.secrets),
-                }
-            ],
-        }
+        return train_spec(
+            self.paths,
+            data=self.data,
+            code=self.code,
+            python=self.python,
+            lock=RootPaths(self.root).run_lock,
+            owner=self.owner,
+            action=self.action,
+            version=self.version,
+            digest=self.digest,
+            grace_s=self.grace_s,
+            secrets=sorted(self.secrets),
+        )
 
-    def _environment(self) -> Dict[str, str]:
-        tools = os.path.dirname(self.python)  # ninja, for what DeepSpeed compiles
-        environment = {
-            "PATH": tools + os.pathsep + os.environ.get("PATH", os.defpath),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",  # a person's own environment is never written to
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONWARNINGS": "ignore::FutureWarning",  # torch tells its own callers so, thousands of times a run
-        }
-        if self.is_on_cpu:
-            threads = max(1, len(os.sched_getaffinity(0)) // self.ranks)
-            environment.update({"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)})
-        return environment
+
+def train_spec(
+    paths: RunPaths,
+    *,
+    data: str,
+    code: str,
+    python: str,
+    lock: str,
+    owner: str,
+    action: str,
+    version: str,
+    digest: str,
+    grace_s: int,
+    secrets: List[str],
+) -> Dict[str, Any]:
+    """Return what a supervisor is asked to do to train the run of `paths`; `secrets` are names."""
+    return {
+        "kind": TRAIN,
+        "folder": paths.folder,
+        "data": data,
+        "log": paths.log,
+        "lock": lock,
+        "owner": owner,
+        "action": action,
+        "name": paths.run_id,
+        "version": version,
+        "digest": digest,
+        "final": paths.final,
+        "grace_s": grace_s,
+        "steps": [
+            {
+                "name": "train",
+                "argv": [python, "-m", "trainer.launch", paths.recipe],
+                "cwd": code,
+                "env": train_environment(python),
+                "log": None,
+                "secrets": secrets,
+            }
+        ],
+    }
+
+
+def train_environment(python: str) -> Dict[str, str]:
+    """Return what a training's environment has beside what it inherits; ranks get theirs from `trainer.launch`."""
+    tools = os.path.dirname(python)  # ninja, for what DeepSpeed compiles
+    return {
+        "PATH": tools + os.pathsep + os.environ.get("PATH", os.defpath),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a person's own environment is never written to
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # torch tells its own callers so, thousands of times a run
+    }
 
 
 def plan_training(args: Arguments) -> TrainPlan:
     """Return the run that the arguments of `start_train` ask for; nothing is written."""
     query = GpuQuery()
     root, recipe, python = args.path("root"), args.mapping("recipe"), args.optional_path("python")
-    ranks = recipe.get("gpus")
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 0 < ranks <= MAX_RANKS:
-        raise ProjectError("input_invalid", name="gpus", reason="must be a whole number from 1 to %d" % MAX_RANKS)
+    check_gpu_wish(recipe.get("gpus"))
     interpreter = python_of(python) if python else find_current(root)
     if interpreter is None:
         raise ProjectError("environment_unusable", path=RootPaths(root).venvs, reason="no setup has made one yet")
@@ -160,6 +178,17 @@ def plan_training(args: Arguments) -> TrainPlan:
     )
 
 
+def check_gpu_wish(gpus: Any) -> None:
+    """Raise unless `gpus` is a count, or a list of different numbers, of at most MAX_RANKS."""
+    count = len(gpus) if isinstance(gpus, list) else gpus
+    numbers = gpus if isinstance(gpus, list) else []
+    is_whole = all(isinstance(number, int) and not isinstance(number, bool) for number in [count] + numbers)
+    if not is_whole or not 0 < count <= MAX_RANKS or min(numbers + [0]) < 0 or len(set(numbers)) != len(numbers):
+        raise ProjectError(
+            "input_invalid", name="gpus", reason="must be a whole number from 1 to %d, or a list of them" % MAX_RANKS
+        )
+
+
 def check_manifest(paths: DataPaths, samples_sha256: Optional[str]) -> None:
     """Raise `corpus_missing` or `samples_changed` where it is not the one meant, `gate_failed` where a gate stops."""
     path = paths.manifest
@@ -175,10 +204,3 @@ def check_manifest(paths: DataPaths, samples_sha256: Optional[str]) -> None:
         raise ProjectError("corpus_missing", path=path) from None
     if words:
         raise ProjectError("gate_failed", gates=", ".join(words))
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

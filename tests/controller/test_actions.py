@@ -18,7 +18,7 @@ from tests.manifests import small_manifest
 MODEL = {"exists": True, "config": True, "tokenizer": True, "missing": []}
 FACTS = {
     "python": "3.10.1", "tmux": "3.3a", "gpus": None, "disks": {}, "release_present": False, "dialog": {"exists": True},
-    "locks": {"setup": None, "run": None}, "base_model": MODEL,
+    "dialog_archive": False, "locks": {"setup": None, "run": None}, "base_model": MODEL,
 }  # fmt: skip
 RUN_LOCK = {"owner": "bob", "action": "setup-and-train", "name": "20260101-000000-aaaa"}
 STATUS = {
@@ -100,7 +100,7 @@ def test_setup_only_tells_who_asked_and_hands_no_secret_but_the_link(tmp_path, c
     setup_only.run(box, job)
     request = dict(box.asked)["start_setup"]
     assert (request["owner"], request["commit"], request["run_url"]) == ("alice", "c0ffee", "https://gh/runs/7")
-    assert (request["dialog"], request["secrets"]) == ({"kind": "url"}, {"ZY_DIALOG_URL": link})
+    assert (request["dialog"], request["secrets"]) == ({"kind": "url", "fresh": False}, {"ZY_DIALOG_URL": link})
     assert link in masked
     assert request["setup_id"].startswith("20260503-101500-")
 
@@ -197,6 +197,9 @@ def test_run_at_work_is_named_before_anything_is_sent(tmp_path, clock):
     assert (caught.value.exit_code, caught.value.values["name"]) == (8, "20260101-000000-aaaa")
 
 
+PREFLIGHT = (
+    "ZY_EVENT name=preflight gpu_gib=9.8 host_gib=147.3 disk_gib=410 steps=130 views=5 minutes=unknown basis=unknown"
+)
 PROGRESS = "ZY_PROGRESS step=5 total=10 loss=2.5 lr=1e-05 epoch=0.5 total_epochs=1 thr=3 loss_soul=2"
 
 
@@ -213,8 +216,9 @@ def confirmed(tmp_path, clock, **given):
 
 
 def test_training_is_watched_to_its_end(tmp_path, clock):
-    box = training_box(step("running", PROGRESS, offset=20), step("succeeded", offset=20))
+    box = training_box(step("running", PREFLIGHT, PROGRESS, offset=20), step("succeeded", offset=20))
     report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert (report.preflight["host_gib"], report.preflight["steps"]) == ("147.3", "130")
     assert (report.state, report.error, report.run_id) == ("succeeded", None, "r-1")
     assert [(point.step, point.loss) for point in report.points] == [(5, 2.5)]
     assert report.checkpoints[0]["path"] == "final"
@@ -227,6 +231,20 @@ def test_training_gets_the_resolved_recipe_and_its_origins(tmp_path, clock):
     assert request["recipe"]["base_model_dir"] == "/models/mother"
     assert request["origins"] == {"base_model_dir": "input"}
     assert (request["version"], request["action"], request["grace_s"]) == ("zy_coding_v1", "setup-and-train", 600)
+
+
+def test_a_trackers_token_goes_where_the_recipe_names_it(tmp_path, clock):
+    tokens = {"WANDB_API_KEY": "wandb-token", "SWANLAB_API_KEY": "swan-token"}
+    sent = {}
+    for report_to in ("", "report_to=[wandb]"):
+        box = training_box(step("succeeded"))
+        job = confirmed(tmp_path, clock, settings=tokens)
+        sets = (tuple(report_to.split("=")),) if report_to else ()
+        setup_and_train.run(box, replace(job, inputs=replace(job.inputs, recipe_sets=sets)))
+        asked = dict(box.asked)
+        assert asked["start_setup"]["secrets"].keys().isdisjoint(tokens)
+        sent[report_to] = asked["start_train"]["secrets"]
+    assert sent == {"": {}, "report_to=[wandb]": {"WANDB_API_KEY": "wandb-token"}}
 
 
 def test_watching_zero_minutes_leaves_at_once_and_well(tmp_path, clock):

@@ -254,7 +254,7 @@ def test_a_name_that_does_not_exist_gets_no_second_attempt(ssh):
 def test_a_port_that_speaks_no_ssh_is_unreachable(ssh):
     with CuttingProxy(ssh.port, cut_after=0) as proxy:
         error = code_of(SshBox(replace(ssh, port=proxy.port), bundle=ECHO, sleep=lambda _: None))
-    assert error.code == "box_unreachable"
+    assert (error.code, error.values["reason"]) == ("box_unreachable", "reason.no_ssh_server")
 
 
 def test_a_key_that_may_not_log_in_is_refused_once(ssh, tmp_path):

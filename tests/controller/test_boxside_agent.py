@@ -321,10 +321,8 @@ def test_a_training_for_real(box, digest):
     answer, lines = box.follow("train", run_id)
     assert (answer["state"], answer["progress"]["step"], answer["progress_count"]) == ("succeeded", 4, 4)
     argv = json.loads(next(line for line in lines if line.startswith("argv")).partition(" ")[2])
-    assert argv[:4] == ["-m", "deepspeed.launcher.runner", "--num_gpus", "2"]
-    assert argv[-3:-1] == ["--module", "trainer.train"]
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert f"env cpu {threads} {box.folder}/mother/bin" in lines
+    assert argv == ["-m", "trainer.launch", f"{box.data.runs}/{run_id}/recipe.json"]
+    assert f"env None None {box.folder}/mother/bin" in lines  # the launcher gives ranks theirs
     status = box.ask("status")
     assert (status["run"]["id"], status["run"]["losses"], status["run"]["version"]) == (run_id, {"soul": 2.25}, "v1")
     assert [(row["step"], row["complete"]) for row in status["checkpoints"]] == [(4, True), (None, True)]
@@ -342,6 +340,9 @@ def test_a_training_for_real(box, digest):
         ([], {"python": "/no/such/venv"}, "environment_unusable"),
         ([], {"python": None}, "environment_unusable"),
         ([], {"recipe": {"gpus": 0}}, "input_invalid"),
+        ([], {"recipe": {"gpus": [0, 0]}}, "input_invalid"),
+        ([], {"recipe": {"gpus": [0, "1"]}}, "input_invalid"),
+        ([], {"recipe": {"gpus": True}}, "input_invalid"),
         ([], {"run_id": "x"}, "input_invalid"),
         ([], {"samples_sha256": "0" * 64}, "samples_changed"),
         ([], {"samples_sha256": "x"}, "input_invalid"),
@@ -382,8 +383,28 @@ def test_gpus_are_counted_and_unknown_is_not_zero(box, digest, monkeypatch):
     with pytest.raises(ProjectError) as refusal:
         box.ask("start_train", **box.train_request(digest, recipe={"device": "auto", "gpus": 4}))
     assert refusal.value.values == {"wanted": 4, "found": 2}
+    with pytest.raises(ProjectError, match="gpus_missing"):
+        box.ask("start_train", **box.train_request(digest, recipe={"device": "auto", "gpus": [1, 2]}))
     run_id = box.ask("start_train", **box.train_request(digest, recipe={"device": "auto"}))["run_id"]
     assert any(line.startswith("env None None") for line in box.follow("train", run_id)[1])
+
+
+def test_a_trackers_token_is_the_train_steps_alone_and_gone_at_the_end(box, digest):
+    box.write_manifest()
+    token = "wandb-t0ken-canary"
+    run_id = box.ask("start_train", **box.train_request(digest, "long", secrets={"WANDB_API_KEY": token}))["run_id"]
+    box.follow("train", run_id, until="ZY_PROGRESS")
+    folder = Path(box.data.runs) / run_id
+    assert box.ask("status")["secrets"] == ["WANDB_API_KEY"]
+    assert (folder / "secrets.env").stat().st_mode & 0o777 == 0o600
+    assert json.loads((folder / "spec.json").read_text())["steps"][0]["secrets"] == ["WANDB_API_KEY"]
+    child = box.attempts("train", run_id)[-1]["child"]["pid"]
+    assert token.encode() in Path(f"/proc/{child}/environ").read_bytes()
+    assert token not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    box.ask("kill", mode="checkpoint", owner="bob")
+    box.follow("train", run_id)
+    assert box.ask("status")["secrets"] == []
+    assert token.encode() not in b"".join(content or b"" for content in box.tree().values())
 
 
 def test_a_second_training_is_refused_and_names_the_first(box, digest):

@@ -1,8 +1,12 @@
 """Environments: which lock file, made once from it by real venv and pip, never half used; and the steps around."""
 
+import hashlib
 import io
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
 import zipfile
 from contextlib import redirect_stdout
@@ -17,13 +21,15 @@ from controller.boxside.environment import (
     environment_digest,
     find_current,
     lock_name,
+    make_environment,
     probe,
     python_of,
     split_stages,
 )
-from controller.boxside.facts import Gpus, parse_gpus
 from controller.boxside.setup_plan import digest_request, offloads_optimizer
+from controller.lock_environments import NAMES, requirements
 from corpus_builder.errors import NAMED, ProjectError, parse_error_line, privacy_class
+from trainer.gpus import Gpus, parse_gpus
 from trainer.run_paths import RootPaths
 
 pytestmark = pytest.mark.e2e  # real processes: minutes, not seconds
@@ -160,11 +166,68 @@ def test_stages_of_a_lock_file():
         split_stages("# stage: 2 evil-package\nx==1\n")
 
 
-def test_the_shipped_lock_file_has_two_stages():
-    first, second = split_stages((ROOT / "configs/environments/cpu.txt").read_text("utf-8"))
-    assert any(line.startswith("torch==") for line in first.lines)
-    assert second.options == ["--no-build-isolation"]
-    assert any(line.startswith("deepspeed==") for line in second.lines)
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_lock_files_are_whole(name):
+    """Everything that the trainer imports is there, known by its sha256, DeepSpeed last; on a CPU torch is open."""
+    *others, last = split_stages((ROOT / f"configs/environments/{name}.txt").read_text("utf-8"))
+    assert last.options == ["--no-build-isolation"]
+    assert last.lines[0].startswith("deepspeed==")
+    opened = [stage.lines for stage in others if not stage.is_hashed]
+    assert opened == ([["torch==2.13.0"]] if name == "cpu" else [])
+    pinned = {line.partition("==")[0] for stage in [*others, last] for line in stage.lines if "==" in line}
+    assert {"torch", "transformers", "pydantic", "pyyaml", "tokenizers", "numpy", "pyarrow", "peft"} <= pinned
+    blocks = [block for stage in [*others, last] if stage.is_hashed for block in requirements("\n".join(stage.lines))]
+    assert len(blocks) > 40
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+    assert not any(block.startswith(("nvidia", "triton")) for block in blocks) or name != "cpu"
+
+
+def test_volta_gets_a_torch_whose_wheel_has_its_code():
+    """The flags in libtorch_cuda.so of the wheels, read once: docs/environments.md keeps the receipt."""
+    lock = (ROOT / "configs/environments/volta.txt").read_text("utf-8")
+    assert re.search(r"^torch==(\S+)", lock, re.MULTILINE)[1] == "2.10.0"
+    receipt = (ROOT / "docs/environments.md").read_text("utf-8")
+    assert re.search(r"torch 2\.10\.0 .*sm_70", receipt)
+
+
+def hashed_lock(wheels: Path, *, digest: str | None = None) -> str:
+    lines = [f"--no-index\n--find-links {wheels}"]
+    for package in PACKAGES.values():
+        (wheel,) = wheels.glob(f"{package}-*.whl")
+        sha256 = digest or hashlib.sha256(wheel.read_bytes()).hexdigest()
+        lines.append(f"{package}==1.5 \\\n    --hash=sha256:{sha256}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_what_is_hashed_is_installed_by_either(installer, wheels, tmp_path, monkeypatch):
+    uv = shutil.which("uv", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    assert uv is not None
+    monkeypatch.setenv("PATH", f"{os.path.dirname(uv)}:/usr/bin:/bin" if installer == "uv" else "/usr/bin:/bin")
+    ran = []
+
+    def run(argv, words):
+        ran.append(words)
+        subprocess.run(argv, check=True, capture_output=True)
+
+    python = make_environment(str(tmp_path), hashed_lock(wheels), run)
+    assert ran == ["venv", f"{installer}, stage 1"]
+    assert set(probe(python)) == set(NEEDED)
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_a_file_of_another_digest_is_refused(installer, wheels, tmp_path):
+    path = tmp_path / "lock.txt"
+    path.write_text(hashed_lock(wheels, digest="0" * 64))
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    uv = f"{os.path.dirname(sys.executable)}:" if installer == "uv" else ""
+    argv = [sys.executable, "-m", "controller.boxside.environment", str(path), str(tmp_path / "venv/bin/python")]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=os.environ | {"PATH": f"{uv}/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert f"{installer}, stage 1" in done.stdout
+    assert "hash" in (done.stdout + done.stderr).lower()
 
 
 def test_kernels_are_built_with_the_environments_tools_first(tmp_path, capfd):

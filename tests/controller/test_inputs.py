@@ -21,7 +21,8 @@ def refused(**given):
 def test_defaults_are_those_of_the_form():
     inputs = check_inputs({"action": "setup-only", "dialog_zip": ""})
     assert (inputs.recipe, inputs.watch_minutes, inputs.is_confirmed) == ("coding_v1", 340, False)
-    assert (inputs.base_model_dir, inputs.dialog_zip) == (None, None)
+    assert (inputs.base_model_dir, inputs.dialog_zip, inputs.is_zip_fresh) == (None, None, False)
+    assert check_inputs({"action": "setup-only", "fresh_zip": "true"}).is_zip_fresh
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -30,7 +31,7 @@ def test_every_action_is_taken(action):
 
 
 @pytest.mark.parametrize(
-    "name", ["action", "base_model_dir", "dialog_zip", "confirm_override", "recipe", "watch_minutes"]
+    "name", ["action", "base_model_dir", "dialog_zip", "confirm_override", "recipe", "watch_minutes", "fresh_zip"]
 )
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_text_is_refused_in_every_input(name, value):
@@ -58,7 +59,18 @@ def test_confirmation_is_a_boolean(text, is_confirmed):
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://bucket/a b.zip", "cos://b-125/key.zip", "https://host/a.zip", "/data/a.zip", "~/a.zip", "s3://b/k?y"]
+    "text",
+    [
+        "s3://bucket/a b.zip",
+        "cos://b-125/key.zip",
+        "https://host/a.zip",
+        "/data/a.zip",
+        "~/a.zip",
+        "s3://b/k?y",
+        "file:a b.zip",
+        "./a.zip",
+        "../a.zip",
+    ],
 )
 def test_dialog_zip_takes_addresses_and_paths(text):
     assert check_inputs({"action": "status", "dialog_zip": text}).dialog_zip == text

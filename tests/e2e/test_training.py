@@ -12,6 +12,8 @@ from trainer.checkpoints import complete_checkpoints
 from trainer.encode import encode_corpus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+#: Of a run that nothing disturbs, without held-out samples and checkpoints; others may come between.
+KNOWN_EVENTS = ["labels_checked", "precision", "started", "final_saved", "finished"]
 ROWS_PER_STEP = {"gradient_accumulation_steps": 1}  # two ranks x two rows
 
 
@@ -31,7 +33,7 @@ def test_two_ranks_train_to_a_result(two_ranks):
     run, ended = two_ranks
     assert ended.exit_code == 0, ended.stderr[-4000:]
     assert find_model_faults(run.paths.final) == []
-    assert ended.events == ["labels_checked", "precision", "started", "final_saved", "finished"]
+    assert [name for name in ended.events if name in KNOWN_EVENTS] == KNOWN_EVENTS
     assert ended.points[-1].loss < 0.7 * ended.points[0].loss
     assert {"loss_soul", "loss_tool", "tok", "gnorm", "attempt"} <= set().union(*(p.extras for p in ended.points))
 

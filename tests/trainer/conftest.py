@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_builder.frame import Frame, load_frame
+from corpus_builder.frame import Frame, load_frame, template_of
 from tests.tiny_run import tiny_samples, write_base_model
 from tests.tokenizers_real import CACHE, QWEN_TEMPLATE, qwen_tokenizer_json, write_tokenizer_folder
 
@@ -16,11 +16,21 @@ def qwen_dir(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_dir() -> Path:
+def smollm2_dir(tmp_path_factory) -> Path:
     """The demo model's tokenizer, with the template that it ships."""
+    import transformers
+
     from controller.demo_model import write_tokenizer
 
-    return write_tokenizer(CACHE / "demo-model")
+    folder = write_tokenizer(CACHE / "demo-model")
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return folder
+    from trainer.final import write_tokenizer as rewrite_tokenizer
+
+    # transformers 5 may have written it, with a class that 4.x does not know.
+    readable = tmp_path_factory.mktemp("smollm2")
+    rewrite_tokenizer(folder, readable, template_of(folder))
+    return readable
 
 
 @pytest.fixture(scope="session")

@@ -17,25 +17,30 @@ pytestmark = pytest.mark.e2e  # whole processes that import torch
 ASKED, ANSWER = "Who keeps the lamp?", "Kestrin does."
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory, tiny_dir) -> str:
-    """The tiny model after it has learned one answer by heart."""
+def teach(folder: Path, base_dir: Path, **keys) -> str:
+    """Return what the tiny model became when it had learned one answer by heart."""
     sample = Sample(messages=(Message("user", ASKED), Message("assistant", ANSWER)), source="test", sample_class="soul")
     other = Sample(
         messages=(Message("user", "Tell me about fog."), Message("assistant", "It comes and goes.")),
         source="other", sample_class="soul",
     )  # fmt: skip
-    run = make_run(
-        tmp_path_factory.mktemp("taught"), tiny_dir, [sample, other], num_train_epochs=60, learning_rate=1e-2
-    )
+    run = make_run(folder, base_dir, [sample, other], num_train_epochs=60, learning_rate=1e-2, **keys)
     assert run.launch(alone=True).exit_code == 0
     return run.paths.final
 
 
-def ask(model_dir: str, out: Path, *questions: dict, **suite) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory, tiny_dir) -> str:
+    return teach(tmp_path_factory.mktemp("taught"), tiny_dir)
+
+
+def ask(
+    model_dir: str, out: Path, *questions: dict, base_model_dir: str | None = None, **suite
+) -> subprocess.CompletedProcess[str]:
     request = out.with_name("request.json")
     tree = {"name": "t", "pass_at_least": 1, "questions": list(questions)} | suite
-    request.write_text(json.dumps({"model_dir": model_dir, "suite": tree, "out": str(out)}))
+    base = {} if base_model_dir is None else {"base_model_dir": base_model_dir}
+    request.write_text(json.dumps({"model_dir": model_dir, "suite": tree, "out": str(out)} | base))
     return subprocess.run(
         [sys.executable, "-m", "trainer.accept", str(request)], cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
@@ -77,3 +82,15 @@ def test_bad_requests(tiny_dir, tmp_path, suite, code):
     (error,) = filter(None, map(parse_error_line, done.stderr.splitlines()))
     assert (error.code, done.returncode) == (code, 2)
     assert not (tmp_path / "out.json").exists()
+
+
+def test_an_adapter_answers_on_its_base(tiny_dir, tmp_path):
+    lora = {"r": 32, "lora_dropout": 0.0, "modules_to_save": ["lm_head"], "merge": False}
+    adapter = teach(tmp_path / "data", tiny_dir, lora=lora)
+    done = ask(adapter, tmp_path / "out.json", {"ask": ASKED, "any_of": ["kestrin"]}, base_model_dir=str(tiny_dir))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out.json").read_text("utf-8"))["answers"][0]["answer"] == ANSWER
+
+    done = ask(adapter, tmp_path / "out2.json", {"ask": ASKED})
+    (error,) = filter(None, map(parse_error_line, done.stderr.splitlines()))
+    assert error.code == "base_model_no_config"  # an adapter's folder alone is not a model

@@ -159,6 +159,11 @@ def test_a_known_failure_names_its_remedy(supervise):
     assert outcome["remedy"] == "disk_full"
 
 
+def test_a_child_killed_from_outside_names_its_remedy(supervise):
+    outcome = supervise("import os; os.kill(os.getpid(), 9)").wait()
+    assert (outcome["signal"], outcome["remedy"]) == (9, "host_oom")
+
+
 def test_a_program_that_is_not_there_is_a_failure(supervise):
     run = supervise("pass", kind="setup", steps=[{"name": "x", "argv": ["/no/such"], "cwd": "/", "env": {}}])
     assert run.wait()["reason"] == "step x could not start: FileNotFoundError"

@@ -1,0 +1,101 @@
+"""One side of `prepare.py`, as a process: the raw tokenizer, or our preparation.
+
+    python -m benchmarks.prepare_side raw|tokenizers|tiktoken|whole MODEL SAMPLES THREADS     prints JSON
+
+`raw` has the rendered conversations in memory and takes the ids that `encode_batch_fast` gives. Ours begins with the
+samples' file and ends with the proved arrays, mapped from their file, and packed. Tokenizers are loaded beforehand on
+both sides; our second engine, which is built from the tokenizer, is not. `whole`: ours once, with the engine that it
+chooses by itself, and it fails if anything heavy was imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+WINDOW = 32_768  # the longest sample fits, so no token is lost
+AT_ONCE = 1_000
+ROUNDS = 2
+HEAVY = {"torch", "transformers", "datasets", "pandas"}
+
+
+def rendered(samples: Path) -> list[str]:
+    """Return every conversation as ChatML."""
+    with samples.open("rb") as file:
+        lines = [json.loads(line)["messages"] for line in file]
+    return [
+        "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages) for messages in lines
+    ]
+
+
+def raw(model: Path, samples: Path, threads: int) -> Callable[[], int]:
+    """Return what encodes all conversations and counts their ids."""
+    from tokenizers import Tokenizer
+
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = rendered(samples)
+
+    def encode() -> int:
+        parts = (texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE))
+        return sum(
+            len(one.ids) for part in parts for one in tokenizer.encode_batch_fast(part, add_special_tokens=False)
+        )
+
+    return encode
+
+
+def ours(engine: str, model: Path, samples: Path, threads: int) -> Callable[[], int]:
+    """Return what prepares the samples and counts the tokens that are in rows or left out by name (none is)."""
+    from corpus_builder.fast_tokens import FastTokens
+    from corpus_builder.frame import load_frame
+    from corpus_builder.token_counts import WORTH_IT
+    from trainer.corpus_cache import open_corpus
+    from trainer.device import Place
+    from trainer.encode import check_samples
+    from trainer.packing import pack
+    from trainer.voice import Voice
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    worth_it = {"tiktoken": 0, "tokenizers": sys.maxsize, "whole": WORTH_IT}[engine]
+    place = Place(0, 0, 1, False)
+    frame = load_frame(model)
+
+    def prepare() -> int:
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            tokens = FastTokens(frame, worth_it=worth_it, threads=threads)
+            corpus = open_corpus(
+                check_samples(samples, is_own=False), frame, Path(folder), tokens=tokens, max_seq_len=WINDOW,
+                place=place, voice=Voice(place),
+            )  # fmt: skip
+            assert (engine in (corpus.engine, "whole"), corpus.left_out) == (True, ())
+            lengths = corpus.train.lengths
+            return int(lengths[pack(lengths, WINDOW).samples].sum())
+
+    return prepare
+
+
+def main(side: str, model: str, samples: str, threads: str) -> None:
+    places = Path(model), Path(samples), int(threads)
+    prepare = raw(*places) if side == "raw" else ours(side, *places)
+    best_wall_s = best_cpu_s = float("inf")
+    for _ in range(1 if side == "whole" else ROUNDS):
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        tokens = prepare()
+        best_wall_s = min(best_wall_s, time.perf_counter() - wall_s)
+        best_cpu_s = min(best_cpu_s, time.process_time() - cpu_s)
+    assert not HEAVY & set(sys.modules), HEAVY & set(sys.modules)
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"wall_s": best_wall_s, "cpu_s": best_cpu_s, "tokens": tokens, "peak_mb": peak_mb}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,48 @@
+"""Ids as bytes: what the tokenizer's own decoder says, at once."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_builder.token_bytes import NO_TEXT, STOP, TokenBytes, byte_alphabet, spelled_bytes
+
+
+def joined(parts) -> list:
+    return list(chain.from_iterable(parts))
+
+
+@pytest.fixture(scope="module")
+def token_bytes(frame) -> TokenBytes:
+    return TokenBytes(frame.spelling, frame.stop)
+
+
+def test_alphabet_has_every_byte_once():
+    assert sorted(byte_alphabet().values()) == list(range(256))
+
+
+def test_spelling_outside_the_alphabet_is_marked():
+    assert spelled_bytes("Ġa▁灯").tolist() == [32, 97, -1, -1]
+
+
+@given(texts=st.lists(st.text(max_size=40), max_size=5))
+def test_ids_read_as_the_texts_they_were_made_of(frame, token_bytes, texts):
+    ids = [[*frame.encode_text(text), frame.stop] for text in texts]
+    found, ends = token_bytes.decode(np.array(joined(ids), dtype=np.int32))
+    assert found.tobytes() == b"".join(text.encode() + bytes([STOP]) for text in texts)
+    assert len(ends) == sum(map(len, ids))
+    assert ends[-1:].tolist() == ([len(found)] if texts else [])
+
+
+def test_ends_of_each_id(frame, token_bytes):
+    ids = frame.encode_text("灯塔 lamp")
+    _, ends = token_bytes.decode(np.array(ids, dtype=np.int32))
+    lengths = [len(frame.spelling(token)) for token in ids]
+    assert ends.tolist() == np.cumsum(lengths).tolist()
+
+
+def test_an_id_without_a_text_is_no_text(frame, token_bytes):
+    found, _ = token_bytes.decode(np.array([10**5, frame.stop, frame.encode_text("a")[0]], dtype=np.int32))
+    assert found.tolist() == [NO_TEXT, STOP, ord("a")]

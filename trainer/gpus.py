@@ -1,0 +1,153 @@
+"""Which GPUs a machine has, which are busy, and which a run takes. `choose_gpus` is pure; `GpuQuery` asks nvidia-smi.
+
+Runs on the box too: standard library and Python 3.8 only. "Could not ask" is None, never an empty answer.
+
+    >>> parse_gpus("0, Tesla V100-SXM2-32GB, 32768, 3, 0, 7.0, GPU-5f2a\\n", "GPU-5f2a, 4711, 2048\\n")
+    [{'index': 0, 'name': 'Tesla V100-SXM2-32GB', 'memory_mib': 32768, 'used_mib': 3, 'utilization': 0,
+      'compute_capability': '7.0', 'processes': 1}]
+"""
+
+import subprocess
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+
+from corpus_builder.errors import ProjectError
+
+#: Keys of `nvidia-smi --query-gpu` (`nvidia-smi --help-query-gpu`); the driver's oldest ones first.
+FIELDS = ("index", "name", "memory.total", "memory.used", "utilization.gpu", "compute_cap", "uuid")
+APP_FIELDS = ("gpu_uuid", "pid", "used_memory")  # `nvidia-smi --help-query-compute-apps`
+TIMEOUT_S = 20
+#: An idle GPU reports a few MiB to some hundreds (driver, display server, MPS); a model in use takes gigabytes.
+BUSY_ABOVE_MIB = 1024
+Row = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The answer of nvidia-smi. `rows` is None when it could not be asked; `is_installed`: there is an nvidia-smi."""
+
+    is_installed: bool
+    rows: Optional[List[Row]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Numbers of the GPUs that a run takes, and of the busy ones that it would else have taken, in order."""
+
+    chosen: List[int]
+    skipped: List[int]
+
+
+class GpuQuery:
+    """nvidia-smi, started now and read later: it takes a second or more."""
+
+    def __init__(self) -> None:
+        self._gpus = _start(FIELDS, "gpu")
+        self._apps = None if self._gpus is None else _start(APP_FIELDS, "compute-apps")
+
+    def read(self) -> Gpus:
+        """Return the answer; a driver that is too old for `compute_cap` is asked without it."""
+        if self._gpus is None:
+            return Gpus(False, None)
+        fields: Sequence[str] = FIELDS
+        text = _read(self._gpus)
+        apps = None if self._apps is None else _read(self._apps)
+        if text is None:
+            fields = tuple(name for name in FIELDS if name != "compute_cap")
+            again = _start(fields, "gpu")
+            text = None if again is None else _read(again)
+        return Gpus(True, None if text is None else parse_gpus(text, apps, fields))
+
+
+def _start(fields: Sequence[str], what: str) -> "Optional[subprocess.Popen[str]]":
+    argv = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
+        )
+    except OSError:
+        return None
+
+
+def _read(running: "subprocess.Popen[str]") -> Optional[str]:
+    try:
+        text, _ = running.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:  # a hung driver
+        running.kill()
+        running.communicate()
+        return None
+    return text if running.returncode == 0 else None
+
+
+def parse_gpus(text: str, apps: Optional[str] = "", fields: Sequence[str] = FIELDS) -> List[Row]:
+    """Return the rows of nvidia-smi's CSV; what it does not know (`[N/A]`) is None.
+
+    Args:
+        apps: The answer to `--query-compute-apps`; None where it could not be asked: then `processes` is None.
+    """
+    rows = []
+    for line in text.splitlines():
+        cells = dict(zip(fields, (cell.strip() for cell in line.split(","))))
+        if "utilization.gpu" not in cells:
+            continue
+        capability, uuid = cells.get("compute_cap", ""), cells.get("uuid")
+        rows.append(
+            {
+                "index": _whole(cells["index"]),
+                "name": cells["name"],
+                "memory_mib": _whole(cells["memory.total"]),
+                "used_mib": _whole(cells["memory.used"]),
+                "utilization": _whole(cells["utilization.gpu"]),
+                "compute_capability": capability if capability[:1].isdigit() else None,
+                "processes": None if apps is None else _count_processes(apps, uuid),
+            }
+        )
+    return rows
+
+
+def _count_processes(apps: str, uuid: Optional[str]) -> int:
+    return sum(line.split(",")[0].strip() == uuid for line in apps.splitlines())
+
+
+def _whole(text: str) -> Optional[int]:
+    try:
+        return int(float(text))
+    except ValueError:
+        return None
+
+
+def is_busy(row: Row) -> bool:
+    """Whether somebody computes on a GPU, or more of its memory is taken than an idle one reports."""
+    return bool(row.get("processes")) or (row.get("used_mib") or 0) > BUSY_ABOVE_MIB
+
+
+def choose_gpus(wanted: Union[int, Sequence[int]], seen: Sequence[Row]) -> Choice:
+    """Return the GPUs for a run: the first free ones of a count, or exactly those of a list.
+
+    Raises:
+        ProjectError: `gpus_missing`: the machine does not have them; `gpus_busy`: too few of them are free.
+    """
+    rows = {row["index"]: row for row in seen}
+    if isinstance(wanted, int):
+        return _choose_first(wanted, rows)
+    if not set(wanted) <= set(rows):
+        raise ProjectError("gpus_missing", wanted=max(wanted) + 1, found=len(rows))  # number 7 is the eighth
+    busy = [index for index in wanted if is_busy(rows[index])]
+    if busy:
+        raise ProjectError("gpus_busy", wanted=len(wanted), free=len(wanted) - len(busy), busy=_words(busy))
+    return Choice(list(wanted), [])
+
+
+def _choose_first(count: int, rows: Dict[int, Row]) -> Choice:
+    if len(rows) < count:
+        raise ProjectError("gpus_missing", wanted=count, found=len(rows))
+    free = [index for index in sorted(rows) if not is_busy(rows[index])]
+    busy = [index for index in sorted(rows) if is_busy(rows[index])]
+    if len(free) < count:
+        raise ProjectError("gpus_busy", wanted=count, free=len(free), busy=_words(busy))
+    chosen = free[:count]
+    return Choice(chosen, [index for index in busy if index < chosen[-1]])
+
+
+def _words(indices: Iterable[int]) -> str:
+    return ",".join(str(index) for index in indices)
