@@ -36,6 +36,7 @@ AGENT_MODULES = (
     "corpus_builder.legacy_encodings",
     "corpus_builder.log_lines",
     "trainer.base_model",
+    "trainer.build_locks",
     "trainer.curve",
     "trainer.gpus",
     "trainer.run_paths",
@@ -61,6 +62,7 @@ ONLY_STEPS = frozenset(
         "controller.boxside.links",
         "controller.boxside.parts",
         "controller.boxside.setup_steps",
+        "trainer.build_locks",
         "trainer.remedies",
         "trainer.supervise",
     }

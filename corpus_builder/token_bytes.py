@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 #: Two bytes that UTF-8 never holds: the stop token, and what no byte-level token is.
 STOP, NO_TEXT = 0xFF, 0xFE
 _UNSPELLED = "\uffff"
+_WORD = 8  # bytes that are compared at once
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], dtype="<u8")
+_ZERO = "\u0100"  # how the alphabet spells the byte 0
 
 
 @lru_cache(maxsize=1)
@@ -53,9 +56,26 @@ class TokenBytes:
 
     def __init__(self, spell: Callable[[int], str | None], stop: int) -> None:
         self._spell, self._stop = spell, stop
-        self._flat = np.empty(0, dtype=np.uint8)
+        self._flat = np.empty(0, dtype=np.uint8)  # each token's bytes, filled up with zeros to whole words
         self._starts = np.empty(0, dtype=np.int32)
         self._lengths = np.empty(0, dtype=np.int32)  # -1: not looked up yet
+
+    def reads(self, ids: NDArray[np.int32], text: bytes) -> bool:
+        """Whether `ids` (T,) stand for exactly `text`: compared eight bytes at a time, from each token's first on."""
+        self._learn(ids)
+        left = self._lengths[ids]
+        ends = np.cumsum(left, dtype=np.int64)
+        if (int(ends[-1]) if len(ends) else 0) != len(text):
+            return False
+        there = np.ndarray(len(text) + 1, dtype="<u8", buffer=text + bytes(_WORD), strides=(1,))  # from every byte on
+        words = self._flat.view("<u8")
+        at, word = ends - left, self._starts[ids] // _WORD
+        while len(left):
+            if ((there[at] & _MASKS[np.minimum(left, _WORD)]) != words[word]).any():
+                return False
+            is_longer = left > _WORD
+            at, word, left = at[is_longer] + _WORD, word[is_longer] + 1, left[is_longer] - _WORD
+        return True
 
     def decode(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
         """Return the bytes (B,) of `ids` (T,) one after another, and where those of each id end (T,); B < 2**31."""
@@ -67,17 +87,20 @@ class TokenBytes:
         return self._flat[at], ends
 
     def _learn(self, ids: NDArray[np.int32]) -> None:
-        room = max(0, int(ids.max(initial=-1)) + 1 - len(self._lengths))
-        self._lengths = np.append(self._lengths, np.full(room, -1, dtype=np.int32))
-        self._starts = np.append(self._starts, np.zeros(room, dtype=np.int32))
+        unknown = max(0, int(ids.max(initial=-1)) + 1 - len(self._lengths))
+        self._lengths = np.append(self._lengths, np.full(unknown, -1, dtype=np.int32))
+        self._starts = np.append(self._starts, np.zeros(unknown, dtype=np.int32))
         is_met = np.zeros(len(self._lengths), dtype=np.bool_)
         is_met[ids] = True
         new = np.flatnonzero(is_met & (self._lengths < 0))
         spellings = [_UNSPELLED if token == self._stop else self._spell(token) or _UNSPELLED for token in new.tolist()]
         lengths = np.fromiter(map(len, spellings), dtype=np.int32, count=len(spellings))
+        room = -(-lengths // _WORD) * _WORD
         self._lengths[new] = lengths
-        self._starts[new] = len(self._flat) + np.cumsum(lengths) - lengths
-        found = spelled_bytes("".join(spellings))
+        self._starts[new] = len(self._flat) + np.cumsum(room) - room
+        found = spelled_bytes(
+            "".join([text.ljust(size, _ZERO) for text, size in zip(spellings, room.tolist(), strict=True)])
+        )
         self._flat = np.append(self._flat, np.where(found < 0, NO_TEXT, found).astype(np.uint8))
         if self._stop in new:
             self._flat[self._starts[self._stop]] = STOP

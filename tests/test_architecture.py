@@ -17,8 +17,8 @@ CONTRACTS = {
         "archive_limits", "fast_tokens", "token_bytes",
     },
     "trainer": {
-        "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "children", "journal",
-        "gpus", "curve",
+        "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "build_locks", "children",
+        "journal", "gpus", "curve",
     },
 }  # fmt: skip
 #: Third-party and heavy modules -> the only files that import them.

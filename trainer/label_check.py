@@ -60,11 +60,11 @@ class LabelCheck:
     def _misread(self, samples: NDArray[np.int64], rendered: Rendered) -> list[int]:
         """Return the positions in `samples` whose learned tokens don't read as their trained turns."""
         learned = rendered.ids[rendered.is_trained]
-        found, ends = self._bytes.decode(learned)
         turns = self._talks.turns_of(samples)
         spoken = self._talks.content_at[turns[self._talks.is_trained[turns]]].tolist()
-        if found.tobytes() == _as_bytes([self._talks.contents[at] for at in spoken]):
+        if self._bytes.reads(learned, _as_bytes([self._talks.contents[at] for at in spoken])):
             return []
+        found, ends = self._bytes.decode(learned)
         tokens_before = np.concatenate([[0], np.cumsum(rendered.is_trained)])[rendered.starts]
         byte_ends = np.concatenate([[0], ends])[tokens_before].tolist()
         return [

@@ -32,6 +32,7 @@ from corpus_builder.frame import Frame, load_frame
 from corpus_builder.log_lines import log_line
 from trainer.arguments import Schedule, check_trackers, join_ranks, training_arguments
 from trainer.base_model import check_base_model
+from trainer.build_locks import drop_stale_locks
 from trainer.checkpoints import (
     ResumePoint,
     check_room_for_result,
@@ -361,6 +362,8 @@ def main(argv: Sequence[str]) -> int:
     (recipe_path,) = (word for word in argv if not word.startswith("--local_rank"))
     try:
         request = load_request(Path(recipe_path))
+        if place.is_first:
+            say_dropped_locks(Voice(place))
         if not Path(request.paths.final).exists():
             train(request, place)
         elif place.is_first:
@@ -368,6 +371,12 @@ def main(argv: Sequence[str]) -> int:
     except ProjectError as error:
         return fail(error, place)
     return 0
+
+
+def say_dropped_locks(voice: Voice) -> None:
+    """Let no rank wait for ever for a build that was killed."""
+    for name in drop_stale_locks():
+        voice.say(log_line("train", "the lock of a build of {name} that was killed is gone", name=name))
 
 
 def leave(exit_code: int) -> NoReturn:

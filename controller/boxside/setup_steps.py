@@ -19,6 +19,7 @@ from controller.boxside.status import size_of
 from corpus_builder.errors import EXIT_INPUT, Named, ProjectError, format_error_line
 from corpus_builder.log_lines import log_line
 from trainer.base_model import check_base_model
+from trainer.build_locks import drop_stale_locks
 
 #: Beside the result and one checkpoint of the base model's size: corpus, logs, packages on the way.
 RESERVE_GIB = 2.0
@@ -95,6 +96,8 @@ def clean_environment() -> Dict[str, str]:
 def kernels(request: Mapping[str, Any]) -> None:
     """Build DeepSpeed's CPU Adam, so that the first step of a training never pays for it."""
     python = request["python"]
+    for name in drop_stale_locks():
+        say("environment", "the lock of a build of {name} that was killed is gone", name=name)
     say("environment", "building CPU Adam (about two minutes the first time)")
     tools = dict(os.environ, PATH=os.path.dirname(python) + os.pathsep + os.environ.get("PATH", os.defpath))
     code = _run([python, "-c", _KERNELS], tools)

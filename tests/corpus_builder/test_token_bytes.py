@@ -33,6 +33,7 @@ def test_ids_read_as_the_texts_they_were_made_of(frame, token_bytes, texts):
     found, ends = token_bytes.decode(np.array(joined(ids), dtype=np.int32))
     assert found.tobytes() == b"".join(text.encode() + bytes([STOP]) for text in texts)
     assert len(ends) == sum(map(len, ids))
+    assert token_bytes.reads(np.array(joined(ids), dtype=np.int32), found.tobytes())
     assert ends[-1:].tolist() == ([len(found)] if texts else [])
 
 
@@ -46,3 +47,27 @@ def test_ends_of_each_id(frame, token_bytes):
 def test_an_id_without_a_text_is_no_text(frame, token_bytes):
     found, _ = token_bytes.decode(np.array([10**5, frame.stop, frame.encode_text("a")[0]], dtype=np.int32))
     assert found.tolist() == [NO_TEXT, STOP, ord("a")]
+
+
+@given(text=st.text(min_size=1, max_size=60), data=st.data())
+def test_another_text_is_not_what_the_ids_say(frame, token_bytes, text, data):
+    ids = np.array([*frame.encode_text(text), frame.stop], dtype=np.int32)
+    said = text.encode() + bytes([STOP])
+    at = data.draw(st.integers(0, len(said) - 1))
+    other = bytes([data.draw(st.integers(0, 255).filter(lambda byte: byte != said[at]))])
+    assert token_bytes.reads(ids, said)
+    assert not token_bytes.reads(ids, said[:at] + other + said[at + 1 :])
+    assert not token_bytes.reads(ids, said[:-1])
+    assert not token_bytes.reads(ids, said + b"\0")
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 17, 63, 64])
+def test_tokens_of_any_length_are_compared_to_their_end(size):
+    spelled = {0: "a" * size, 1: "b", 2: "Ġ" * size}
+    tokens = TokenBytes(spelled.get, stop=9)
+    ids = np.array([0, 1, 2, 0], dtype=np.int32)
+    said = b"a" * size + b"b" + b" " * size + b"a" * size
+    assert tokens.reads(ids, said)
+    assert not tokens.reads(ids, said[:-1] + b"\0")
+    assert not tokens.reads(ids, said[:size] + b"c" + said[size + 1 :])
+    assert tokens.decode(ids)[0].tobytes() == said

@@ -227,8 +227,8 @@ def write_recipe(machine: Machine) -> None:
     recipe = {
         "name": "tiny", "version": "tiny_v1", "plan": "plan.yaml", "base_model_dir": str(machine.base_model),
         "max_seq_len": 256, "num_train_epochs": 2, "learning_rate": 1.0e-3, "tokens_per_step": 512, "gpus": 2,
-        "device": "cpu", "deepspeed": "zero3_offload", "allow_few_steps": True, "report_every_steps": 1,
-        "logging_steps": 1, "save_steps": 1000,
+        "packing": False, "device": "cpu", "deepspeed": "zero3_offload", "allow_few_steps": True,
+        "report_every_steps": 1, "logging_steps": 1, "save_steps": 1000,
     }  # fmt: skip
     for name, values in (("plan.yaml", plan), ("tiny.yaml", recipe)):
         (machine.repository / name).write_text(yaml.safe_dump(values, allow_unicode=True), "utf-8")
