@@ -44,7 +44,7 @@ def find_model_faults(folder: str) -> List[Fault]:
     if not os.path.isdir(folder):
         return [Fault("base_model_missing", "")]
     faults = find_adapter_faults(folder) if is_adapter(folder) else _find_whole_model_faults(folder)
-    if _read_json(os.path.join(folder, TOKENIZER)) is None:
+    if not _is_json_object(os.path.join(folder, TOKENIZER)):
         faults.append(Fault("tokenizer_missing", TOKENIZER))
     return faults
 
@@ -136,6 +136,17 @@ def _announced_bytes(path: str) -> int:
         header = json.loads(file.read(header_bytes).decode("utf-8"))
     ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
     return 8 + int(header_bytes) + max(ends, default=0)
+
+
+def _is_json_object(path: str) -> bool:
+    """Whether a file begins and ends as a JSON object: a tokenizer has millions of bytes, and is read elsewhere."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64).lstrip()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+            return head[:1] == b"{" and file.read().rstrip()[-1:] == b"}"
+    except OSError:
+        return False
 
 
 def _read_json(path: str) -> Optional[Dict[str, Any]]:

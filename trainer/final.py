@@ -19,13 +19,16 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corpus_builder.errors import ProjectError
 from corpus_builder.frame import CHAT_TEMPLATE, Frame
 from corpus_builder.sample import Message
 from trainer.base_model import ADAPTER_CONFIG, CONFIG, find_adapter_faults, find_model_faults
 from trainer.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -67,10 +70,13 @@ def write_tokenizer(base_model_dir: Path, folder: Path, chat_template: str = CHA
     (folder / TEMPLATE_FILE).write_text(chat_template, "utf-8")
 
 
-def check_template(folder: Path, frame: Frame) -> None:
-    """Raise `template_mismatch` unless Hugging Face renders a conversation to exactly the frame's ids.
+def check_template(folder: Path, frame: Frame) -> Tokenizer:
+    """Return the tokenizer of the result, as Hugging Face makes it; it takes half a second to load.
 
     Whoever serves the model renders with its template; what was trained must be what is asked.
+
+    Raises:
+        ProjectError: `template_mismatch`: it does not render a conversation to exactly the frame's ids.
     """
     from transformers import AutoTokenizer
 
@@ -81,6 +87,8 @@ def check_template(folder: Path, frame: Frame) -> None:
     asked = tokenizer.apply_chat_template(chat[:-1], tokenize=True, return_dict=True, add_generation_prompt=True)
     if list(whole) != frame.encode(probe).ids or list(asked["input_ids"]) != frame.prompt(probe[:-1]):
         raise ProjectError("template_mismatch", path=str(folder))
+    found: Tokenizer = tokenizer.backend_tokenizer
+    return found
 
 
 def stop_at_turn_end(model: Any, frame: Frame) -> None:

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 OPEN, CLOSE = "⟦", "⟧"
 
 
-def write_first_batch(corpus: EncodedSet, samples: Sequence[int], base_model_dir: Path, path: Path) -> None:
+def write_first_batch(corpus: EncodedSet, samples: Sequence[int], tokenizer: Tokenizer, path: Path) -> None:
     """Write `samples` of a corpus to `path`, each trained part between ⟦ and ⟧; only the owner can read it."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(base_model_dir / "tokenizer.json"))
     text = "\n----\n".join(_marked(corpus, sample, tokenizer) for sample in samples)
     partial = path.with_name(path.name + ".partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

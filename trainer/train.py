@@ -293,11 +293,11 @@ def prepare_folders(request: Request, frame: Frame, corpus: EncodedCorpus, resum
     delete_unusable(Path(paths.checkpoints), resume_point.step)
     shutil.rmtree(partial_path(paths), ignore_errors=True)  # of an attempt that was killed while it saved
     write_tokenizer(Path(recipe.base_model_dir), tokenizer_dir(paths), frame.chat_template)
-    check_template(tokenizer_dir(paths), frame)
+    tokenizer = check_template(tokenizer_dir(paths), frame)
     from trainer.dataset import epoch_order
 
     first = epoch_order(len(corpus.train), seed=recipe.seed, epoch=0)[:FIRST_ROWS]
-    write_first_batch(corpus.train, first, Path(recipe.base_model_dir), Path(paths.first_batch))
+    write_first_batch(corpus.train, first, tokenizer, Path(paths.first_batch))
 
 
 def link_output(recipe: Recipe, paths: RunPaths) -> None:
