@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Claim, report
-from controller.demo import torch_extensions_dir
 from controller.demo_model import write_demo_model
 from corpus_builder.sample import Message, Sample, format_sample
 from trainer.arguments import Schedule
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.device import Precision
 from trainer.launch import Ranks, encode, make_wish
 from trainer.packing import one_each
@@ -116,7 +116,7 @@ def measure(folder: Path, base: Path, samples: Path, *, ranks: int) -> Measured:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "",
-        "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir()),
+        EXTENSIONS_DIR: extensions_dir(sys.executable),
         "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"],
     }
     with (folder / "log").open("w") as log:

@@ -25,6 +25,7 @@ from controller.demo_storage import serve_object
 from corpus_builder.errors import ProjectError, Value
 from corpus_builder.say import SEE_ALL, say
 from corpus_builder.suite import load_suite
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.recipe import load_recipe
 from trainer.run_paths import DataPaths
 
@@ -208,23 +209,14 @@ def machine(demo: Demo, mother_model: Path) -> Iterator[Zy]:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zy-")))
         home = demo.box / "home"
         home.mkdir(parents=True, mode=0o700)
-        # A tmux server of its own: the demo never meets the sessions of whoever runs it.
-        for_user = {"TMUX_TMPDIR": str(scratch), "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir())}
+        # A tmux server of its own: the demo never meets the sessions of whoever runs it. CPU Adam is built once for
+        # this environment, and not in the home of each demo.
+        for_user = {"TMUX_TMPDIR": str(scratch), EXTENSIONS_DIR: extensions_dir(sys.executable)}
         sshd = stack.enter_context(DemoSshd(scratch, home=home, environment=for_user))
         stack.callback(end_tmux_server, scratch)
         zy = Zy(demo, {**environment, **sshd.settings()}, "ssh")
         stack.callback(zy.end_what_is_left)
         yield zy
-
-
-def torch_extensions_dir() -> Path:
-    """Return where torch keeps what it compiles for this user, so that CPU Adam is built once and not in each demo.
-
-    Source: torch/utils/cpp_extension.py, `_get_build_directory`.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-    by_version = cache / f"py{sys.version_info[0]}{sys.version_info[1]}_cpu"
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or by_version)
 
 
 def end_tmux_server(folder: Path) -> None:

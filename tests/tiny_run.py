@@ -23,6 +23,7 @@ from corpus_builder.frame import CHAT_TEMPLATE
 from corpus_builder.manifest import ClassAccount, FileAccount, Gate, Manifest, save_manifest
 from corpus_builder.sample import Message, Sample, format_sample
 from tests.tokenizers_real import tiny_tokenizer_json, write_tokenizer_folder
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.launch import train_argv
 from trainer.progress import Event, Progress, parse_line
 from trainer.recipe import Recipe
@@ -125,6 +126,7 @@ class TinyRun:
             "DS_ACCELERATOR": "cpu",
             "PATH": binaries + os.pathsep + os.environ["PATH"],
             "CUDA_VISIBLE_DEVICES": "",
+            EXTENSIONS_DIR: extensions_dir(sys.executable),
         }
 
     def launch(

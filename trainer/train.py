@@ -32,7 +32,7 @@ from corpus_builder.frame import Frame, load_frame
 from corpus_builder.log_lines import log_line
 from trainer.arguments import Schedule, check_trackers, join_ranks, training_arguments
 from trainer.base_model import check_base_model
-from trainer.build_locks import drop_stale_locks
+from trainer.build_locks import EXTENSIONS_DIR, drop_stale_locks, extensions_dir
 from trainer.checkpoints import (
     ResumePoint,
     check_room_for_result,
@@ -353,6 +353,7 @@ def main(argv: Sequence[str]) -> int:
     """Train the run of a recipe file; launchers may add `--local_rank=N`, which the environment says as well."""
     os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault(EXTENSIONS_DIR, extensions_dir(sys.executable))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     place = find_place()
     if place.is_launched:  # else every rank takes all cores, and CPU Adam's threads fight each other
@@ -375,7 +376,7 @@ def main(argv: Sequence[str]) -> int:
 
 def say_dropped_locks(voice: Voice) -> None:
     """Let no rank wait for ever for a build that was killed."""
-    for name in drop_stale_locks():
+    for name in drop_stale_locks(os.environ[EXTENSIONS_DIR]):
         voice.say(log_line("train", "the lock of a build of {name} that was killed is gone", name=name))
 
 

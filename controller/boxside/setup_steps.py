@@ -19,7 +19,7 @@ from controller.boxside.status import size_of
 from corpus_builder.errors import EXIT_INPUT, Named, ProjectError, format_error_line
 from corpus_builder.log_lines import log_line
 from trainer.base_model import check_base_model
-from trainer.build_locks import drop_stale_locks
+from trainer.build_locks import EXTENSIONS_DIR, drop_stale_locks, extensions_dir
 
 #: Beside the result and one checkpoint of the base model's size: corpus, logs, packages on the way.
 RESERVE_GIB = 2.0
@@ -96,10 +96,12 @@ def clean_environment() -> Dict[str, str]:
 def kernels(request: Mapping[str, Any]) -> None:
     """Build DeepSpeed's CPU Adam, so that the first step of a training never pays for it."""
     python = request["python"]
-    for name in drop_stale_locks():
+    extensions = extensions_dir(python)
+    for name in drop_stale_locks(extensions):
         say("environment", "the lock of a build of {name} that was killed is gone", name=name)
     say("environment", "building CPU Adam (about two minutes the first time)")
     tools = dict(os.environ, PATH=os.path.dirname(python) + os.pathsep + os.environ.get("PATH", os.defpath))
+    tools[EXTENSIONS_DIR] = extensions
     code = _run([python, "-c", _KERNELS], tools)
     if code != 0:
         raise ProjectError("environment_failed", path=python, reason="CPU Adam could not be built: exit code %d" % code)

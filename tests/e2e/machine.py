@@ -20,10 +20,10 @@ from typing import Any
 
 import yaml
 
-from controller.demo import torch_extensions_dir
 from corpus_builder.sample import Message, Sample
 from tests.servers import DemoSshd
 from tests.tiny_run import write_base_model
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.run_paths import DataPaths
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +160,7 @@ def running_machine(folder: Path, **extra: str) -> Iterator[Machine]:
         tmux.mkdir(parents=True)
         for_user = {
             "TMUX_TMPDIR": str(tmux),
-            "TORCH_EXTENSIONS_DIR": str(torch_extensions_dir()),
+            EXTENSIONS_DIR: extensions_dir(sys.executable),
             "CUDA_VISIBLE_DEVICES": "",
         }
         sshd = stack.enter_context(DemoSshd(folder / "ssh", home=folder / "home", environment=for_user))

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.demo import torch_extensions_dir
 from corpus_builder.sample import format_sample
 from tests.tiny_run import ROOT, tiny_samples, write_base_model
 from trainer.base_model import find_model_faults
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.children import child_from_json, find_members
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -48,7 +48,7 @@ class Laptop:
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        tools = {"TORCH_EXTENSIONS_DIR": str(torch_extensions_dir()), "CUDA_VISIBLE_DEVICES": ""}
+        tools = {EXTENSIONS_DIR: extensions_dir(sys.executable), "CUDA_VISIBLE_DEVICES": ""}
         return {**kept, **tools, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", **more}
 
     def zy(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:

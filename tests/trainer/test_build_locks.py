@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trainer.build_locks import LOCK, YOUNG_S, drop_stale_locks, extensions_dir
+from trainer.build_locks import EXTENSIONS_DIR, LOCK, YOUNG_S, drop_stale_locks, extensions_dir
 
 
 @pytest.fixture
@@ -49,9 +49,11 @@ def test_no_folder_no_locks(tmp_path):
     assert drop_stale_locks(str(tmp_path / "none")) == []
 
 
-def test_the_folder_is_torchs_own(monkeypatch):
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+def test_each_environment_has_a_place_of_its_own_in_torchs(monkeypatch):
+    monkeypatch.delenv(EXTENSIONS_DIR, raising=False)
     cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
-    assert extensions_dir() == cpp_extension.get_default_build_root()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/elsewhere")
-    assert extensions_dir() == "/elsewhere"
+    one, same, other = (extensions_dir(f"/venvs/{name}") for name in ("a/bin/python", "a/bin/python3", "b/bin/python"))
+    assert one == same != other
+    assert os.path.dirname(one) == cpp_extension.get_default_build_root()
+    monkeypatch.setenv(EXTENSIONS_DIR, "/elsewhere")
+    assert extensions_dir("/venvs/a/bin/python") == "/elsewhere"
