@@ -14,7 +14,19 @@ from trainer.base_model import find_model_faults
 from trainer.merge import distance
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-PRESETS = ("zero2_offload", "zero3", "zero3_offload", "zero3_offload_params")
+#: Each preset once in `make test`; with the other method in the soak, which has the time.
+EACH_PRESET = [
+    ("zero2_offload", "full"),
+    ("zero3", "lora"),
+    ("zero3_offload", "lora"),
+    ("zero3_offload_params", "full"),
+    *(
+        pytest.param(preset, method, marks=pytest.mark.soak)
+        for preset, method in [
+            ("zero2_offload", "lora"), ("zero3", "full"), ("zero3_offload", "full"), ("zero3_offload_params", "lora"),
+        ]
+    ),
+]  # fmt: skip
 LORA = {"r": 8, "lora_dropout": 0.0, "modules_to_save": ["lm_head"]}
 TWO_RANKS, ALONE = {"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 2}  # four rows per step
 FEW = {"num_train_epochs": 1}
@@ -134,8 +146,7 @@ def few_steps(tmp_path_factory, base_dir):
     return runs
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "method"), EACH_PRESET)
 def test_every_preset_gives_the_curve_and_the_weights_of_one_process(few_steps, base_dir, tmp_path, preset, method):
     meant_run, meant = few_steps[method]
     keys = {"lora": LORA} if method == "lora" else {}
@@ -149,8 +160,10 @@ def test_every_preset_gives_the_curve_and_the_weights_of_one_process(few_steps, 
     assert max(float((got[name] - wanted[name]).abs().max()) for name in wanted) < 1e-3  # Adam near a zero gradient
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("preset", ["zero2_offload", "zero3_offload"])
+@pytest.mark.parametrize(
+    ("preset", "method"),
+    [("zero2_offload", "lora"), ("zero3_offload", "full"), ("zero3_offload", "lora")],
+)
 def test_what_a_rank_holds_and_what_training_changes(base_dir, tmp_path, preset, method):
     """ZeRO-3 leaves each rank half of the base from the start; ZeRO-2 leaves it whole. LoRA never touches it."""
     keys = {"lora": {"r": 8, "lora_dropout": 0.0}} if method == "lora" else {}
