@@ -1,13 +1,12 @@
 """The first user's corpus, whole commands as processes, from their start to their end (target: a sixth of TRL's).
 
 11 documents with 74 sections, five wordings each, and 46 lines of tool JSONL: 471 questions with an answer. Ours
-begins with the documents, the peers with the samples that ours has made of them. TRL is no dependency of ours:
-without it (`pip install trl`) the first pipeline's way stands in for it.
+begins with the documents, the peers with the samples that ours has made of them. TRL is no dependency of ours: it
+lives in an environment of its own (`peers.py`), as does `datasets`, which the first pipeline's way needs.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.generated import Writer
 from benchmarks.measure import Child, Claim, report, run_child
+from benchmarks.peers import trl_python
 from benchmarks.world import write_request, write_world
 
 SECTIONS = (7, 7, 7, 7, 7, 7, 7, 7, 6, 6, 6)
@@ -52,10 +52,10 @@ def main() -> int:
         }
         found = {name: fastest(command, fresh=folder / "out") for name, command in ours.items()}
         samples = sum(1 for _ in (folder / "out/samples").open("rb"))
-        peers = ["original", *(["trl"] if importlib.util.find_spec("trl") else [])]
+        peers = ["original", "trl"]
         for peer in peers:
             arguments = [peer, str(folder / "model"), str(folder / "out/samples")]
-            found[peer] = fastest([sys.executable, "-m", "benchmarks.peer_prepare", *arguments])
+            found[peer] = fastest([trl_python(), "-m", "benchmarks.peer_prepare", *arguments])
     theirs = found[peers[-1]].wall_s
     return report(
         "first_users_size",

@@ -11,6 +11,7 @@ Side effects: writes the model to `folder`; under a launcher's variables joins a
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ import numpy as np
 from corpus_builder.errors import ProjectError
 from corpus_builder.frame import IGNORE_INDEX
 from trainer.arguments import Schedule, join_ranks, training_arguments
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.dataset import Batch, Collator, DealtOrder, Row, Rows
 from trainer.device import (
     Attention,
@@ -334,6 +336,7 @@ def _status_bytes(name: str) -> int:
 
 
 def main(packed: str) -> None:
+    os.environ.setdefault(EXTENSIONS_DIR, extensions_dir(sys.executable))
     spec = Spec(**json.loads(packed))
     try:
         if not (Path(spec.folder) / "config.json").is_file():

@@ -63,18 +63,19 @@ class TokenBytes:
     def reads(self, ids: NDArray[np.int32], text: bytes) -> bool:
         """Whether `ids` (T,) stand for exactly `text`: compared eight bytes at a time, from each token's first on."""
         self._learn(ids)
-        left = self._lengths[ids]
-        ends = np.cumsum(left, dtype=np.int64)
+        rows = ids.astype(np.intp)
+        lengths = self._lengths[rows]
+        ends = np.cumsum(lengths, dtype=np.intp)
         if (int(ends[-1]) if len(ends) else 0) != len(text):
             return False
         there = np.ndarray(len(text) + 1, dtype="<u8", buffer=text + bytes(_WORD), strides=(1,))  # from every byte on
         words = self._flat.view("<u8")
-        at, word = ends - left, self._starts[ids] // _WORD
+        at, word, left = ends - lengths, self._starts[rows] // _WORD, lengths
         while len(left):
             if ((there[at] & _MASKS[np.minimum(left, _WORD)]) != words[word]).any():
                 return False
-            is_longer = left > _WORD
-            at, word, left = at[is_longer] + _WORD, word[is_longer] + 1, left[is_longer] - _WORD
+            longer = np.flatnonzero(left > _WORD)
+            at, word, left = at[longer] + _WORD, word[longer] + 1, left[longer] - _WORD
         return True
 
     def decode(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:

@@ -81,14 +81,16 @@ def gather(samples: Iterable[Sample]) -> Conversations:
     number_of: dict[str, int] = {}
     role_of = {role: at for at, role in enumerate(ROLES)}
     same: dict[str, str] = {}  # sources repeat, and one copy of each is enough
-    turns, content_at, roles, trains = array("q", [0]), array("q"), array("b"), array("b")
-    weights, classes, splits, replicas = array("f"), array("b"), array("b"), array("q")
+    content_at: list[int] = []
+    roles: list[int] = []
+    trains: list[bool] = []
+    turns, weights, classes, splits, replicas = array("q", [0]), array("f"), array("b"), array("b"), array("q")
     sources: list[str] = []
     for sample in samples:
-        messages = sample.messages
-        content_at.extend([number_of.setdefault(message.content, len(number_of)) for message in messages])
-        roles.extend([role_of[message.role] for message in messages])
-        trains.extend([message.train for message in messages])
+        for message in sample.messages:
+            content_at.append(number_of.setdefault(message.content, len(number_of)))
+            roles.append(role_of[message.role])
+            trains.append(message.train)
         turns.append(len(roles))
         weights.append(sample.weight)
         classes.append(CLASSES.index(sample.sample_class))
@@ -98,9 +100,9 @@ def gather(samples: Iterable[Sample]) -> Conversations:
     return Conversations(
         contents=list(number_of),
         turns=np.frombuffer(turns, dtype=np.int64),
-        content_at=np.frombuffer(content_at, dtype=np.int64),
-        roles=np.frombuffer(roles, dtype=np.int8),
-        trains=np.frombuffer(trains, dtype=np.bool_),
+        content_at=np.array(content_at, dtype=np.int64),
+        roles=np.array(roles, dtype=np.int8),
+        trains=np.array(trains, dtype=np.bool_),
         weights=np.frombuffer(weights, dtype=np.float32),
         class_indices=np.frombuffer(classes, dtype=np.int8),
         splits=np.frombuffer(splits, dtype=np.int8),
