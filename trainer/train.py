@@ -63,6 +63,7 @@ from trainer.methods import check_methods, check_targets, count_parameters
 from trainer.packing import Packing, one_each, pack, why_no_packing
 from trainer.recipe import FEW_STEPS, MIN_STEPS, Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
+from trainer.shared_buffers import drop_dead_buffers, drop_own_buffers
 from trainer.voice import Voice
 
 FIRST_ROWS = 4  # samples shown in first-batch.txt
@@ -365,6 +366,7 @@ def main(argv: Sequence[str]) -> int:
         request = load_request(Path(recipe_path))
         if place.is_first:
             say_dropped_locks(Voice(place))
+            drop_dead_buffers()
         if not Path(request.paths.final).exists():
             train(request, place)
         elif place.is_first:
@@ -391,6 +393,7 @@ def leave(exit_code: int) -> NoReturn:
 
         if distributed.is_available() and distributed.is_initialized():
             distributed.barrier()  # a rank that leaves early would end the others' last collective
+            drop_own_buffers()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
