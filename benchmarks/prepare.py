@@ -24,7 +24,8 @@ from benchmarks.measure import ROOT, Claim, report, run_child
 from benchmarks.peers import INSTALLED, PEERS_DIR, trl_python
 from tests.tokenizers_real import QWEN_TEMPLATE, qwen_tokenizer_json, write_tokenizer_folder
 
-#: Samples up to which peers are measured, and everything twice.
+ROUNDS = 2
+#: Samples up to which peers are measured.
 WITH_PEERS = 5000
 FIRST_USER = 471
 #: What LLaMA-Factory's preparation needs; it pins other versions than ours of what it does not touch here.
@@ -92,9 +93,9 @@ def peer(name: str, model: Path, samples: Path) -> Callable[[], Took]:
     return lambda: run(command)
 
 
-def best_of(sides: Mapping[str, Callable[[], Took]], rounds_wanted: int) -> dict[str, Took]:
+def best_of(sides: Mapping[str, Callable[[], Took]]) -> dict[str, Took]:
     """Return the best of each, all run in turn."""
-    rounds = [{name: action() for name, action in sides.items()} for _ in range(rounds_wanted)]
+    rounds = [{name: action() for name, action in sides.items()} for _ in range(ROUNDS)]
     return {
         name: Took(
             wall_s=min(one[name].wall_s for one in rounds),
@@ -121,7 +122,7 @@ def compare(size: int, model: Path, folder: Path, claims: list[Claim], numbers: 
     }
     if size <= WITH_PEERS:
         sides |= {name: peer(name, model, samples) for name in PEERS}
-    found = best_of(sides, 2 if size <= WITH_PEERS else 1)
+    found = best_of(sides)
     raw = found["raw"]
     name = f"{size:,} samples"
     numbers.append((f"{name}: tokens", f"{raw.tokens:,}, raw tokenizer {raw.tokens / raw.cpu_s / 1e6:.2f} Mtok/s"))

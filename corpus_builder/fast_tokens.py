@@ -248,11 +248,12 @@ class _Engine:
         """Return the ids of each text, all in one call: into a buffer, without a Python number per token."""
         whole = self._normalized(_BETWEEN.join(texts))
         found = self.encoding.encode_to_numpy(whole, allowed_special={_BETWEEN}, disallowed_special=())
-        borders = np.flatnonzero(found == self.between)
+        is_border = found == self.between
+        borders = np.flatnonzero(is_border)
         if len(borders) != len(texts) - 1:  # a text that holds the border itself, or no text at all
             return _flat([self.encode(text) for text in texts])
         lengths = np.diff(borders, prepend=-1, append=len(found)) - 1
-        return TextIds(np.delete(found, borders).astype(np.int32), lengths)
+        return TextIds(found[~is_border].view(np.int32), lengths)
 
     def ends(self, text: str, ids: Sequence[int]) -> list[int]:
         """As `Frame.token_ends` from the ids of `text`, off by what the normalization has changed."""

@@ -120,7 +120,7 @@ def parse_sample(line: str, *, path: str = "", line_number: int = 0) -> Sample:
         raise wrong("not JSON") from error
     if not isinstance(packed, dict) or not isinstance(packed.get("messages"), list) or not packed["messages"]:
         raise wrong("no messages")
-    messages = tuple(_parse_message(message, wrong) for message in packed["messages"])
+    messages = tuple([_parse_message(message, wrong) for message in packed["messages"]])
     source = packed.get("source", "")
     sample_class = packed.get("class") or _CLASS_BY_SOURCE.get(str(source).split(":")[0], "data")
     weight = packed.get("weight", 1.0)
@@ -146,12 +146,13 @@ def parse_sample(line: str, *, path: str = "", line_number: int = 0) -> Sample:
 
 
 def _parse_message(packed: Any, wrong: Any) -> Message:
-    if not isinstance(packed, dict) or packed.get("role") not in ROLES or not isinstance(packed.get("content"), str):
+    role, content = (packed.get("role"), packed.get("content")) if isinstance(packed, dict) else (None, None)
+    if role not in ROLES or not isinstance(content, str):
         raise wrong("a message needs a known role and text content")
     train = packed.get("train", True)
     if not isinstance(train, bool):
         raise wrong("train must be true or false")
-    return Message(role=packed["role"], content=packed["content"], train=train)
+    return Message(role, content, train)
 
 
 def _parse_origin(packed: Any, wrong: Any) -> Origin | None:
