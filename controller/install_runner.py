@@ -42,8 +42,12 @@ def commands(folder: Path, package: str, *, python: str, uv: str | None) -> list
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which packages are built: nobody's build script sees a key. Pure."""
-    return {name: value for name, value in environ.items() if not name.startswith(("ZY_", "AWS_", "INPUT_"))}
+    """Return the environment in which packages are built: nobody's build script sees a key. Pure.
+
+    uv trusts the certificates that the runner trusts, as pip does where a company's proxy reads along.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith(("ZY_", "AWS_", "INPUT_"))}
+    return {"UV_SYSTEM_CERTS": "1", **kept}
 
 
 def install(environ: Mapping[str, str]) -> Path:

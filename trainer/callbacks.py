@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from corpus_builder.errors import ProjectError
 from trainer.checkpoints import Mark, delete_old, disk_short, estimated_bytes, has_room, mark_complete, needed_bytes
 from trainer.device import Place
+from trainer.exact_resume import replay_steps
 from trainer.guards import GradientNorm, Guard, StepHealth, known_failure, read_step_health
 from trainer.held_out import HeldOut
 from trainer.looks import Looks
@@ -86,8 +87,13 @@ class Border(TrainerCallback):  # type: ignore[misc]  # transformers ships no us
         self.trainer: WeightedTrainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin to watch the gradient; the clock of `save_minutes` starts, for loading the model is not training."""
+        """Begin to watch the gradient; the clock of `save_minutes` starts, for loading the model is not training.
+
+        The optimizer is loaded by now.
+        """
         assert self.trainer is not None
+        if self.trainer.is_deepspeed_enabled:
+            replay_steps(self.trainer.deepspeed)
         self._gradient_norm = GradientNorm(self.trainer.accelerator)
         self._saved_at_s = time.monotonic()
 

@@ -179,6 +179,17 @@ def install_argv(python: str, stage: Stage, requirements: str, uv: Optional[str]
     return words + locked + list(stage.options) + ["-r", requirements]
 
 
+def for_installers(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return an environment in which uv goes where pip goes: to the same index, trusting what the machine trusts.
+
+    uv reads no pip.conf and brings certificates of its own; a mirror or a proxy of a company is signed by neither.
+    """
+    told = dict({"UV_SYSTEM_CERTS": "1"}, **environ)
+    if "PIP_INDEX_URL" in told:
+        told["UV_DEFAULT_INDEX"] = told["PIP_INDEX_URL"]
+    return told
+
+
 def note_current(root: str, python: str, versions: Mapping[str, str]) -> None:
     """Write down which interpreter the last setup proved."""
     make_private_folder(RootPaths(root).venvs)
@@ -194,7 +205,7 @@ def find_current(root: str) -> Optional[str]:
 
 def _install_or_exit(argv: List[str], words: str) -> None:
     print(words, flush=True)
-    code = subprocess.run(argv, stdin=subprocess.DEVNULL).returncode
+    code = subprocess.run(argv, env=for_installers(os.environ), stdin=subprocess.DEVNULL).returncode
     if code != 0:
         sys.exit(code)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from controller.boxside.environment import make_environment, note_current, probe, read_lock_file
+from controller.boxside.environment import for_installers, make_environment, note_current, probe, read_lock_file
 from controller.boxside.facts import GIB, read_disk
 from controller.boxside.fetch import fetch_dialogs
 from controller.boxside.folders import make_private_folder
@@ -86,11 +86,9 @@ def _install(argv: List[str], words: str) -> None:
 
 
 def clean_environment() -> Dict[str, str]:
-    """Return our environment without the path to our code, which is nothing to install beside; uv has pip's mirror."""
+    """Return our environment without the path to our code, which is nothing to install beside."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
-    if "PIP_INDEX_URL" in kept:
-        kept["UV_DEFAULT_INDEX"] = kept["PIP_INDEX_URL"]
-    return kept
+    return for_installers(kept)
 
 
 def kernels(request: Mapping[str, Any]) -> None:

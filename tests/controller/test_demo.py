@@ -45,4 +45,4 @@ def test_no_build_script_sees_a_secret():
     seen = without_secrets(
         {"PATH": "/bin", "ZY_GPU_KEY": "k", "AWS_SECRET_ACCESS_KEY": "s", "INPUT_X": "y", "HOME": "/h"}
     )
-    assert seen == {"PATH": "/bin", "HOME": "/h"}
+    assert seen == {"PATH": "/bin", "HOME": "/h", "UV_SYSTEM_CERTS": "1"}

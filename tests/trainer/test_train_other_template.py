@@ -24,7 +24,7 @@ def trained(request, tmp_path_factory):
     base = write_other_folder(folder / "base", form, other_tokenizer_json(form, texts))
     write_random_llama(base)
     run = make_run(
-        folder / "data", base, samples, num_train_epochs=30, learning_rate=1e-2, tokens_per_step=100, max_seq_len=256
+        folder / "data", base, samples, num_train_epochs=40, learning_rate=5e-3, tokens_per_step=100, max_seq_len=256
     )
     return request.param, run, run.launch(alone=True)
 
