@@ -1,4 +1,4 @@
-"""What the box gets: our code and the plan's sources as one content-addressed tar stream, and the agent bundle.
+"""What the box gets: our code and the plan's sources as one content-addressed stream, and the agent bundle.
 
 Side effects: reads files, asks `git ls-files`. The same content always has the same digest and the same bytes:
 no owner, no time, no order of a directory gets in. Only regular files travel; a link that leaves its root is refused.
@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import subprocess
-import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ ONLY_STEPS = frozenset(
 )
 MAX_BUNDLE_BYTES = 60 * 2**10
 _CHUNK = 2**18
-_BLOCK = tarfile.BLOCKSIZE
+_GZIP = 31  # zlib's word for a gzip header; its own holds no time and no name
 
 
 @cache
@@ -110,13 +109,17 @@ class Release:
         return [entry.metadata() for entry in self.entries]
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the release as tar; raise `release_corrupt` when a file has changed since it was gathered."""
+        """Yield gzip of all contents, one after another in the order of `files`: the listing says where each ends.
+
+        Raises:
+            ProjectError: `release_corrupt` when a file has changed since it was gathered.
+        """
+        packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)  # level 1: as fast as a network of 300 Mbit/s
         for entry in self.entries:
-            header = tarfile.TarInfo(entry.path)
-            header.size, header.mode = entry.size, entry.mode
-            yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-            yield from _content(entry)
-        yield b"\0" * (2 * _BLOCK)
+            for data in _content(entry):
+                if packed := packer.compress(data):
+                    yield packed
+        yield packer.flush()
 
 
 def gather(code_root: Path, repo_root: Path, plan: Plan) -> Release:
@@ -210,4 +213,3 @@ def _content(entry: ReleaseFile) -> Iterator[bytes]:
         is_longer = bool(file.read(1))
     if left or is_longer or digest.hexdigest() != entry.sha256:
         raise ProjectError("release_corrupt", path=Named(entry.path), reason="reason.changed_while_sent")
-    yield b"\0" * (-entry.size % _BLOCK)

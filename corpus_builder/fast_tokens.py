@@ -81,7 +81,7 @@ class FastTokens:
 
     def __init__(self, frame: Frame, *, worth_it: int = WORTH_IT, threads: int = 1) -> None:
         self._frame = frame
-        self._worth_it, self._threads = worth_it, threads
+        self._worth_it, self.threads = worth_it, threads
         self._engine: _Engine | None = None
         self._asked = 0
         self._is_proved: NDArray[np.bool_] = np.zeros(_CODE_POINTS, dtype=np.bool_)
@@ -125,7 +125,7 @@ class FastTokens:
             return _joined(list(self._in_threads(self._by_frame, texts)))
         for chunk in _chunks(texts):
             self._prove(chunk)
-        if self._threads == 1:
+        if self.threads == 1:
             return _joined([self._by_engine(chunk) for chunk in _chunks(texts)])
         return _joined(list(self._in_threads(self._by_engine, texts)))
 
@@ -137,7 +137,7 @@ class FastTokens:
         return self._frame.token_ends(text) if ids is None else self._engine.ends(text, ids)
 
     def _in_threads(self, encode: Callable[[list[str]], TextIds], texts: Sequence[str]) -> Iterator[TextIds]:
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             yield from pool.map(encode, _chunks(texts))
 
     def _by_frame(self, texts: list[str]) -> TextIds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ def _byte_of_code() -> NDArray[np.int16]:
 
 
 class TokenBytes:
-    """The bytes of ids; each id is looked up once.
+    """The bytes of ids; each id is looked up once. Several threads may ask at a time.
 
     Args:
         spell: Id -> how the vocabulary spells it, None where it has no such id.
@@ -56,6 +57,7 @@ class TokenBytes:
 
     def __init__(self, spell: Callable[[int], str | None], stop: int) -> None:
         self._spell, self._stop = spell, stop
+        self._learning = Lock()
         self._flat = np.empty(0, dtype=np.uint8)  # each token's bytes, filled up with zeros to whole words
         self._starts = np.empty(0, dtype=np.int32)
         self._lengths = np.empty(0, dtype=np.int32)  # -1: not looked up yet
@@ -88,6 +90,10 @@ class TokenBytes:
         return self._flat[at], ends
 
     def _learn(self, ids: NDArray[np.int32]) -> None:
+        with self._learning:
+            self._look_up(ids)
+
+    def _look_up(self, ids: NDArray[np.int32]) -> None:
         unknown = max(0, int(ids.max(initial=-1)) + 1 - len(self._lengths))
         self._lengths = np.append(self._lengths, np.full(unknown, -1, dtype=np.int32))
         self._starts = np.append(self._starts, np.zeros(unknown, dtype=np.int32))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +133,7 @@ def encode_corpus(
     sets = []
     for split in range(len(SPLITS)):
         chosen = np.flatnonzero(teaches & (talks.splits == split))
-        found, wrong = _encode_set(talks, renderer, check, chosen)
+        found, wrong = _encode_set(talks, renderer, check, chosen, threads=encoder.threads)
         sets.append(found)
         reasons |= dict.fromkeys(wrong, DISAGREE)
     left_out = tuple((talks.id_of(sample), reasons[sample]) for sample in sorted(reasons))
@@ -151,7 +152,7 @@ def _check_lengths(talks: Conversations, lengths: NDArray[np.int64], max_seq_len
 
 
 def _encode_set(
-    talks: Conversations, renderer: Renderer, check: LabelCheck, samples: NDArray[np.int64]
+    talks: Conversations, renderer: Renderer, check: LabelCheck, samples: NDArray[np.int64], *, threads: int
 ) -> tuple[EncodedSet, list[int]]:
     """Return `samples` as one set, and those of them that are not in it since their labels are not proved."""
     lengths = renderer.lengths[samples]
@@ -160,11 +161,16 @@ def _encode_set(
     ids, is_trained = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.bool_)
     is_right = np.ones(len(samples), dtype=np.bool_)
     borders = np.flatnonzero(np.diff(ends // _BLOCK_TOKENS, prepend=-1)).tolist()
-    for first, last in pairwise([*borders, len(samples)]):
+
+    def fill(block: tuple[int, int]) -> None:
+        first, last = block
         rendered = renderer.render(samples[first:last])
         here = slice(int(ends[first] - lengths[first]), int(ends[last - 1]))
         ids[here], is_trained[here] = rendered.ids, rendered.is_trained
         is_right[first:last] = ~check.wrong(samples[first:last], rendered)
+
+    with ThreadPoolExecutor(threads) as pool:  # numpy lets others run; no two blocks touch the same part of an array
+        list(pool.map(fill, pairwise([*borders, len(samples)])))
     if not is_right.all():
         is_kept = np.repeat(is_right, lengths)
         ids, is_trained = ids[is_kept], is_trained[is_kept]

@@ -1,14 +1,16 @@
-"""Receives a release: our code and the corpus sources as one tar stream, proven, then put in place by rename.
+"""Receives a release: our code and the corpus sources as one stream, proven, then put in place by rename.
 
-Runs on the box: standard library and Python 3.8 only. Side effects: folders below `$ROOT/releases`. Only what the
-listing names is taken, as plain files; the last three releases stay, and every one that a live work uses.
+Runs on the box: standard library and Python 3.8 only. Side effects: folders below `$ROOT/releases`. The stream holds
+contents alone, gzipped; what they are called and where each ends says the listing, so nothing else can come to be, and
+only plain files. The last three releases stay, and every one that a live work uses.
 """
 
+import gzip
 import hashlib
 import os
 import posixpath
 import shutil
-import tarfile
+import zlib
 from typing import IO, Any, Dict, List, Set
 
 from controller.boxside.arguments import DIGEST, Arguments
@@ -49,8 +51,8 @@ def _checked_listing(rows: Any, digest: str, path: str) -> Dict[str, Dict[str, A
         found = release_digest(rows)
     except (KeyError, TypeError, ValueError):
         raise ProjectError("release_corrupt", path=path, reason="the listing cannot be read") from None
-    for name in listing:
-        if not _stays_inside(name):
+    for name, row in listing.items():
+        if not _stays_inside(name) or row["size"] < 0:
             raise ProjectError("release_corrupt", path=path, reason="a member would leave its folder")
     if len(listing) != len(rows) or found != digest:
         raise ProjectError("release_corrupt", path=path, reason="the listing has another digest")
@@ -79,30 +81,34 @@ def _receive(stream: IO[bytes], listing: Dict[str, Dict[str, Any]], digest: str,
 
 
 def _unpack(stream: IO[bytes], listing: Dict[str, Dict[str, Any]], folder: str) -> None:
-    missing = set(listing)
+    made: Set[str] = set()
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
-            for member in tar:
-                if member.name not in missing or not member.isreg() or member.size != listing[member.name]["size"]:
-                    raise ProjectError("release_corrupt", path=folder, reason="a member is not in the listing")
-                missing.remove(member.name)
-                source = tar.extractfile(member)
-                assert source is not None
-                _write_member(source, listing[member.name], os.path.join(folder, *member.name.split("/")))
-    except (tarfile.TarError, EOFError) as error:
+        with gzip.GzipFile(fileobj=stream, mode="rb") as contents:
+            for name, row in listing.items():
+                path = os.path.join(folder, *name.split("/"))
+                if os.path.dirname(path) not in made:
+                    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                    made.add(os.path.dirname(path))
+                _write_file(contents, row, path)
+            if contents.read(1):
+                raise ProjectError("release_corrupt", path=folder, reason="more arrived than was announced")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ProjectError("release_corrupt", path=folder, reason="the stream was cut") from error
-    if missing:
-        raise ProjectError("release_corrupt", path=folder, reason="%d file(s) did not arrive" % len(missing))
 
 
-def _write_member(source: IO[bytes], row: Dict[str, Any], path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    mode = 0o700 if row["mode"] & 0o100 else 0o600
-    digest = hashlib.sha256()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        for chunk in iter(lambda: source.read(_CHUNK_BYTES), b""):
-            digest.update(chunk)
-            file.write(chunk)
+def _write_file(contents: IO[bytes], row: Dict[str, Any], path: str) -> None:
+    """Write the next content of the stream; raise `release_corrupt` where it is another one than announced."""
+    digest, left = hashlib.sha256(), row["size"]
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if row["mode"] & 0o100 else 0o600)
+    with open(descriptor, "wb", buffering=0) as file:
+        while left:
+            data = contents.read(min(left, _CHUNK_BYTES))
+            if not data:
+                raise EOFError
+            digest.update(data)
+            left -= len(data)
+            while data:
+                data = data[file.write(data) :]
     if digest.hexdigest() != row["sha256"]:
         raise ProjectError("release_corrupt", path=Named(row["path"]), reason="its bytes are not those announced")
 

@@ -89,7 +89,7 @@ def test_setup_only_sends_starts_follows_and_counts(tmp_path, clock):
     assert box.operations == ["facts", "receive_release", "start_setup", "follow", "follow", "follow", "manifest"]
     assert shown == ["[soul] one", "[soul] two"]
     assert (report.state, report.error, report.manifest.total_samples) == ("succeeded", None, 5)
-    assert box.streamed["receive_release"][257:262] == b"ustar"
+    assert box.streamed["receive_release"][:2] == b"\x1f\x8b"  # gzip
 
 
 def test_setup_only_tells_who_asked_and_hands_no_secret_but_the_link(tmp_path, clock):
@@ -129,7 +129,7 @@ def test_dry_run_asks_and_changes_nothing(tmp_path, clock):
     report = setup_and_train.run(box, replace(make_job(tmp_path, clock), is_dry_run=True))
     assert isinstance(report, StepsReport)
     assert [item.key for item in report.steps] == [
-        "push_release", "fetch_dialogs", "environment", "build_corpus", "start_run",
+        "push_release", "fetch_dialogs", "environment", "smoke", "build_corpus", "start_run",
     ]  # fmt: skip
     assert box.operations == ["facts"]
 

@@ -1,5 +1,7 @@
 """Ids as bytes: what the tokenizer's own decoder says, at once."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 import numpy as np
@@ -71,3 +73,20 @@ def test_tokens_of_any_length_are_compared_to_their_end(size):
     assert not tokens.reads(ids, said[:-1] + b"\0")
     assert not tokens.reads(ids, said[:size] + b"c" + said[size + 1 :])
     assert tokens.decode(ids)[0].tobytes() == said
+
+
+def test_threads_that_ask_at_a_time_are_told_the_same(frame):
+    """More often than a thread would give way by itself: half a look-up must not be seen by another one."""
+    ids = np.array([*range(256, 420)] * 3, dtype=np.int32)
+    alone = TokenBytes(frame.spelling, frame.stop).decode(ids)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            shared = TokenBytes(frame.spelling, frame.stop)
+            with ThreadPoolExecutor(4) as pool:
+                parts = [ids[at : at + 40] for at in range(0, len(ids), 40)]
+                found = list(pool.map(lambda part: shared.decode(part)[0], parts))
+            assert np.concatenate(found).tobytes() == alone[0].tobytes()
+    finally:
+        sys.setswitchinterval(interval)

@@ -288,7 +288,8 @@ def test_blocks_do_not_show(qwen_frame, monkeypatch):
     ]  # fmt: skip
     whole = encode_corpus(samples, qwen_frame, max_seq_len=999)
     monkeypatch.setattr(encode, "_BLOCK_TOKENS", 64)
-    cut = encode_corpus(iter(samples), qwen_frame, max_seq_len=999)
+    tokens = FastTokens(qwen_frame, threads=3)
+    cut = encode_corpus(iter(samples), qwen_frame, max_seq_len=999, tokens=tokens)
     assert (len(cut.train), len(cut.validation)) == (257, 43)
     for ours, other in ((cut.train, whole.train), (cut.validation, whole.validation)):
         for column in ("ids", "is_trained", "starts", "weights", "class_indices"):
