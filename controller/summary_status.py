@@ -48,7 +48,7 @@ def _work(kind: str, item: dict[str, Any] | None, words: Words) -> list[str]:
     if item.get("error"):
         parts.append(bullets(error_lines(ProjectError.from_json(item["error"]), words.lang, see=words.see)))
     if item.get("remedy"):
-        parts.append(bullets([words(f"remedy.{item['remedy']}")]))
+        parts.append(bullets([words.or_itself("remedy", item["remedy"])]))
     return parts
 
 

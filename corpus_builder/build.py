@@ -1,8 +1,10 @@
 """The recipe page: sources -> samples, reports and manifest. Run as `python -m corpus_builder.build REQUEST.json`.
 
-Side effects: reads the sources, writes the four files (samples by rename, the manifest last) and the cache beside
-them, logs to stdout; a failure is one line on stderr (`errors.format_error_line`). A corpus without a manifest is
-none: an earlier manifest goes before the first sample is written. Where nothing changed nothing is written.
+Side effects: reads the sources, writes the four files and the cache beside them, logs to stdout; a failure is one line
+on stderr (`errors.format_error_line`). The four are written beside their places and moved there when all are on the
+disk: a build that a full disk or a kill ends leaves the corpus that was there. A corpus without a manifest is none: of
+a wish that is refused none stays, and else the earlier one goes first, the new one comes last. Where nothing changed
+nothing is written.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +31,9 @@ from corpus_builder.full_report import Showcase, format_full_report
 from corpus_builder.gates import judge_gates
 from corpus_builder.groups import Groups
 from corpus_builder.ledger import Ledger
-from corpus_builder.manifest import Manifest, check_gates, save_manifest
+from corpus_builder.manifest import Manifest, check_gates, format_manifest
 from corpus_builder.prepare import Preparer, is_compared
-from corpus_builder.private_file import save_private
+from corpus_builder.private_file import DISK_FULL, disk_full, write_partial
 from corpus_builder.process import Prepared, Processor
 from corpus_builder.report import format_report
 from corpus_builder.request import Request, load_request
@@ -47,10 +50,21 @@ _ELSEWHERE: dict[str, Any] = {
 
 
 def build(request: Request) -> Manifest:
-    """Build the corpus and return its manifest; samples, reports and manifest are written, whatever the gates say."""
+    """Build the corpus and return its manifest; samples, reports and manifest are written, whatever the gates say.
+
+    Raises:
+        ProjectError: the wish cannot be met; then there is no manifest.
+    """
+    try:
+        return _build(request)
+    except ProjectError:
+        request.manifest.unlink(missing_ok=True)
+        raise
+
+
+def _build(request: Request) -> Manifest:
     plan = request.plan
     look = look_at(request)
-    request.manifest.unlink(missing_ok=True)
     frame = load_frame(request.base_model_dir)
     collector = Collector(request)
     tasks = collector.tasks()
@@ -109,13 +123,36 @@ def build(request: Request) -> Manifest:
         findings=tuple(findings),
         contradictory_prompts=len(prompts),
     )
-    save_private(format_report(manifest, request.lang), request.report)
-    save_private(format_full_report(manifest, request.lang, showcase.shown, frame), request.full_report)
-    save_manifest(manifest, request.manifest)
+    _swap_in(
+        samples,
+        {
+            request.report: format_report(manifest, request.lang),
+            request.full_report: format_full_report(manifest, request.lang, showcase.shown, frame),
+            request.manifest: format_manifest(manifest),
+        },
+    )
     cache.save()
     save_built(request, look, manifest)
     _log_totals(manifest)
     return manifest
+
+
+def _swap_in(samples: SamplesFile, texts: dict[Path, str]) -> None:
+    """Put the samples and the texts, the manifest last, where they belong, once all of them are on the disk."""
+    written: dict[Path, Path] = {}
+    try:
+        for path, text in texts.items():
+            written[path] = write_partial(text, path)
+    except OSError:
+        for partial in written.values():
+            partial.unlink()
+        samples.drop()
+        raise
+    manifest = list(texts)[-1]
+    manifest.unlink(missing_ok=True)
+    samples.place()
+    for path, partial in written.items():
+        os.replace(partial, path)
 
 
 def _settings(request: Request, frame: Frame) -> str:
@@ -215,9 +252,21 @@ def main(argv: Sequence[str]) -> int:
         request = load_request(Path(argv[0]))
         check_fit(find_unchanged(request) or build(request), request.samples)
     except ProjectError as error:
-        print(format_error_line(error), file=sys.stderr, flush=True)
-        return error.exit_code
+        return _tell(error)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        return _tell(disk_full(request.samples.parent, _size(request.samples)))
     return 0
+
+
+def _tell(error: ProjectError) -> int:
+    print(format_error_line(error), file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 if __name__ == "__main__":

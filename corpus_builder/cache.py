@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_builder.entries import EntryWriter, Summary, load_summary
+from corpus_builder.private_file import gone_on_failure, partial_of
 
 #: A file that changed this short before it was looked at may change again without a new time: its bytes decide.
 TICK_NS = 100_000_000  # ten times the tick of Linux' file times
@@ -112,8 +113,9 @@ class Cache:
         """Write the index, and delete what this build did not use."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = json.dumps(self._seen, ensure_ascii=True)
-        partial = self.folder / f"{_INDEX}.partial"
-        partial.write_text(f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}\n", "utf-8")
+        partial = partial_of(self.folder / _INDEX)
+        with gone_on_failure(partial):
+            partial.write_text(f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}\n", "utf-8")
         os.replace(partial, self.folder / _INDEX)
         for path in self.folder.glob("*.jsonl*"):
             if path.name != _INDEX and path.name.removesuffix(".jsonl") not in self._used:

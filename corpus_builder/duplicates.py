@@ -15,6 +15,7 @@ from pathlib import Path
 from corpus_builder.entries import Piece, read_pieces
 from corpus_builder.groups import Groups
 from corpus_builder.ledger import Ledger
+from corpus_builder.private_file import gone_on_failure, partial_of
 from corpus_builder.shingles import Words, shingles, similar_pairs
 
 #: Up to here each pair that may be alike is compared exactly: it takes half a second, as long as datasketch loads.
@@ -136,6 +137,7 @@ def _load(path: Path) -> bytes:
 
 
 def _save(content: bytes, path: Path) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(hashlib.sha256(content).digest() + content)
+    partial = partial_of(path)
+    with gone_on_failure(partial):
+        partial.write_bytes(hashlib.sha256(content).digest() + content)
     os.replace(partial, path)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -111,8 +112,9 @@ class EntryWriter:
         self._written += self._file.write(line)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)  # first: closing writes what is left, and may fail on a full disk
+        with suppress(OSError):
+            self._file.close()
 
 
 def load_summary(path: Path) -> Summary | None:

@@ -13,12 +13,12 @@ writes, `load_manifest` reads.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from corpus_builder.errors import ProjectError
+from corpus_builder.private_file import save_private
 
 PASS, WARN, STOP = "pass", "warn", "stop"
 #: Equal parts of the window by which the samples' lengths are counted.
@@ -177,13 +177,13 @@ def _renamed(mapping: dict[str, Any], old: str, new: str) -> dict[str, Any]:
 
 def save_manifest(manifest: Manifest, path: Path) -> None:
     """Check the account and write it to `path` by rename."""
+    save_private(format_manifest(manifest), path)
+
+
+def format_manifest(manifest: Manifest) -> str:
+    """Return the text of a manifest; raise unless its account adds up."""
     check_adds_up(manifest)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(manifest_to_json(manifest), file, ensure_ascii=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    return json.dumps(manifest_to_json(manifest), ensure_ascii=False, indent=1)
 
 
 def load_manifest(path: Path) -> Manifest:

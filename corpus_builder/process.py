@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from contextlib import closing
@@ -13,10 +14,13 @@ from corpus_builder.collect import Task
 from corpus_builder.entries import Summary
 from corpus_builder.errors import ProjectError
 from corpus_builder.prepare import Preparer
+from corpus_builder.private_file import DISK_FULL
 from corpus_builder.reading import InputFile, Reading, ReadingStream, dropped
 from corpus_builder.text import Decoded, decode
 
 _BLOCK_BYTES = 1024 * 1024
+#: What says nothing of the file that is read: its text would be lost for the state of the machine.
+NOT_OF_THE_FILE = (*DISK_FULL, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,18 @@ class Processor:
         self._cache = cache
 
     def process(self, task: Task) -> Prepared:
-        """Return what a task's file gives; a file that is no text, or cannot be opened, is one dropped unit."""
+        """Return what a task's file gives; a file that is no text, or cannot be opened, is one dropped unit.
+
+        Raises:
+            OSError: the machine is at fault and not the file: its disk is full, say.
+        """
         if task.path is None:
             return Prepared(_nothing(task, task.refusal), None)
         try:
             return self._opened(task, task.path)
-        except OSError:
+        except OSError as error:
+            if error.errno in NOT_OF_THE_FILE:
+                raise
             return Prepared(_nothing(task, "unreadable"), None)
 
     def _opened(self, task: Task, path: Path) -> Prepared:

@@ -1,22 +1,24 @@
-"""The samples' file: written beside its place, moved there when every byte is on the disk. Side effects: writes it."""
+"""The samples' file: written beside its place, moved there once every byte is on the disk. Side effects: writes it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from corpus_builder.private_file import partial_of
 from corpus_builder.sample import Sample, format_sample
 
 
 class SamplesFile:
-    """The samples, written beside their place and moved there when all are on the disk."""
+    """The samples, written beside their place; all are on the disk when the block ends, and `place` moves them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._partial = path.with_name(path.name + ".partial")
+        self._partial = partial_of(path)
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> SamplesFile:
@@ -38,10 +40,23 @@ class SamplesFile:
         return self._digest.hexdigest()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         if kind is None:
-            os.replace(self._partial, self._path)
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError:
+                self.drop()
+                raise
+            self._file.close()
         else:
-            self._partial.unlink()
+            self.drop()
+
+    def place(self) -> None:
+        """Put the file where it belongs."""
+        os.replace(self._partial, self._path)
+
+    def drop(self) -> None:
+        """Remove what was written."""
+        self._partial.unlink(missing_ok=True)  # first: closing writes what is left, and may fail on a full disk
+        with suppress(OSError):
+            self._file.close()

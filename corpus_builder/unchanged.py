@@ -18,6 +18,7 @@ from typing import Any
 
 from corpus_builder.cache import TICK_NS, builder_digest, cache_dir, digest_of, now_ns
 from corpus_builder.manifest import Finding, Manifest, manifest_from_json, manifest_to_json
+from corpus_builder.private_file import gone_on_failure, partial_of
 from corpus_builder.request import Request
 from corpus_builder.templates import TEMPLATE_FILES
 
@@ -77,8 +78,9 @@ def save_built(request: Request, look: Look, manifest: Manifest) -> None:
         path.unlink(missing_ok=True)
         return
     head = manifest_to_json(replace(manifest, files=(), findings=_summed(manifest)))
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps({"look": look.digest, "outputs": _outputs(request), "head": head}), "utf-8")
+    partial = partial_of(path)
+    with gone_on_failure(partial):
+        partial.write_text(json.dumps({"look": look.digest, "outputs": _outputs(request), "head": head}), "utf-8")
     os.replace(partial, path)
 
 

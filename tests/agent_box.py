@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from controller.release import CODE_ROOT, Release, gather
 from corpus_builder.config import validate
 from corpus_builder.plan import Plan
 from trainer.children import child_from_json, find_members
+from trainer.locks import start_ticks
 from trainer.run_paths import DataPaths, RootPaths
 from trainer.run_state import has_ended
 
@@ -173,6 +174,16 @@ class AgentBox:
             if "tmux" not in path.parts and not path.is_socket()
         }
 
+    def end_tmux(self) -> None:
+        """End the private tmux server, and return when the hang-up of its terminals has reached everybody."""
+        words = ["tmux", "display-message", "-p", "#{pid}"]
+        asked = subprocess.run(words, check=True, capture_output=True, text=True, env=self.tmux_environment)
+        subprocess.run(["tmux", "kill-server"], check=True, env=self.tmux_environment)
+        give_up = time.monotonic() + 10
+        while start_ticks(int(asked.stdout)) is not None:
+            assert time.monotonic() < give_up, "tmux goes on"
+            time.sleep(0.02)
+
     def end(self) -> None:
         """End what the test left: supervisors, their children, the private tmux server."""
         for path in self.folder.glob("data/*/*/supervisor.json"):
@@ -183,7 +194,8 @@ class AgentBox:
                 if not command.exists() or b"trainer.supervise" not in command.read_bytes():
                     pids = pids[1:]
                 for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # on its way out
+                        os.kill(pid, signal.SIGKILL)
         subprocess.run(["tmux", "kill-server"], check=False, capture_output=True, env=self.tmux_environment)
 
 

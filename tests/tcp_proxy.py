@@ -3,6 +3,8 @@
     with TcpProxy(sshd.port, delay_s=0.03) as proxy:      # 60 ms round trip
         proxy.drop_after(100_000)                         # cut every connection after so many bytes have come back
         proxy.fall_silent()                               # connections stay open, nothing passes any more
+        proxy.fall_silent_after(100_000)                  # the same, once so many bytes have come back on one
+        proxy.reached.wait(60)                            # until a limit was met for the first time
         proxy.drop_all(); proxy.heal()
 
 Side effects: one thread with an event loop, sockets on 127.0.0.1.
@@ -24,13 +26,19 @@ _IN_FLIGHT = 64  # chunks that a direction holds before it reads no more: 4 MB, 
 
 
 class TcpProxy:
-    """Forwards to `target_port`, each chunk `delay_s` later, in both directions; `accepted` counts connections."""
+    """Forwards to `target_port`, each chunk `delay_s` later, in both directions.
+
+    `accepted` counts connections, `carried` the bytes that all of them carried `forth` and `back`.
+    """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.accepted = 0
+        self.carried = {"forth": 0, "back": 0}
+        self.reached = threading.Event()
         self._target_port = target_port
         self._delay_s = delay_s
         self._limits: dict[str, int | None] = {"forth": None, "back": None}
+        self._is_cutting = True
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -52,6 +60,12 @@ class TcpProxy:
 
     def drop_after(self, came_back: int | None, *, went_forth: int | None = None) -> None:
         """Cut every connection once so many bytes have passed from the server, or to it; None: never."""
+        self._is_cutting = True
+        self._limits.update(back=came_back, forth=went_forth)
+
+    def fall_silent_after(self, came_back: int | None, *, went_forth: int | None = None) -> None:
+        """Let nothing pass any more once so many bytes have passed on one connection."""
+        self._is_cutting = False
         self._limits.update(back=came_back, forth=went_forth)
 
     def fall_silent(self) -> None:
@@ -119,13 +133,19 @@ class TcpProxy:
                     with suppress(OSError):
                         sink.write_eof()
                     return
+                limit = self._limits[direction]
+                if limit is not None and self._is_cutting:
+                    data = data[: max(0, limit - passed)]
                 sink.write(data)
                 await sink.drain()
                 passed += len(data)
-                limit = self._limits[direction]
+                self.carried[direction] += len(data)
                 if limit is not None and passed >= limit:
-                    link.cut()
-                    return
+                    self.reached.set()
+                    if self._is_cutting:
+                        link.cut()
+                        return
+                    self._is_passing.clear()
         except OSError:
             link.cut()
         finally:

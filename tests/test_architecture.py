@@ -18,7 +18,8 @@ CONTRACTS = {
     },
     "trainer": {
         "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "build_locks", "children",
-        "journal", "gpus", "curve",
+        "journal", "gpus", "curve", "on_end",
+        "tiny_model",
     },
 }  # fmt: skip
 #: Third-party and heavy modules -> the only files that import them.

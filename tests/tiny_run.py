@@ -28,6 +28,7 @@ from trainer.launch import train_argv
 from trainer.progress import Event, Progress, parse_line
 from trainer.recipe import Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
+from trainer.tiny_model import write_weights
 
 #: What a test does while a run speaks.
 OnLine = Callable[["Progress | Event", "subprocess.Popen[str]"], None]
@@ -60,25 +61,9 @@ def tiny_samples(count: int = 22) -> list[Sample]:
 
 def write_base_model(folder: Path, samples: list[Sample], *, seed: int = 3) -> Path:
     """Write a random Qwen2 model of two layers with a tokenizer trained on the samples."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     texts = [message.content for sample in samples for message in sample.messages]
     tokenizer_json = tiny_tokenizer_json(texts)
-    vocab_size = len(json.loads(tokenizer_json)["model"]["vocab"])
-    config = Qwen2Config(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        Qwen2ForCausalLM(config).save_pretrained(folder)
+    write_weights(folder, vocab_size=len(json.loads(tokenizer_json)["model"]["vocab"]), seed=seed)
     return write_tokenizer_folder(folder, tokenizer_json, CHAT_TEMPLATE)
 
 

@@ -68,9 +68,11 @@ def _find_whole_model_faults(folder: str) -> List[Fault]:
 def check_base_model(folder: str) -> None:
     """Raise the gravest fault of a model folder as a `ProjectError`; all missing weights are named together.
 
-    An adapter's folder is no base model: what it lacks is a configuration.
+    An adapter's folder is no base model, and is refused by that name.
     """
-    _raise_gravest([Fault("base_model_no_config", CONFIG)] if is_adapter(folder) else find_model_faults(folder), folder)
+    if is_adapter(folder):
+        raise ProjectError("base_model_is_adapter", path=folder)
+    _raise_gravest(find_model_faults(folder), folder)
 
 
 def check_adapter(folder: str) -> None:

@@ -33,7 +33,8 @@ def drop_stale_locks(folder: str, proc: str = "/proc") -> List[str]:
     dropped = []
     for path in _locks(folder):
         try:
-            if time.time() - os.stat(path).st_mtime < YOUNG_S or _is_worked_in(os.path.dirname(path), proc):
+            age_s = time.time() - os.stat(path).st_mtime  # far below zero where the clock was set back since
+            if abs(age_s) < YOUNG_S or _is_worked_in(os.path.dirname(path), proc):
                 continue
             os.unlink(path)
         except OSError:  # another process was first, or it is not ours

@@ -50,6 +50,15 @@ def child_from_json(packed: Mapping[str, Any]) -> Child:
     return Child(process, packed["pgid"], packed["mark"])
 
 
+def inherited_environment() -> Dict[str, str]:
+    """Return our environment without settings: a run is told by its files alone, and counts all GPUs."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ZY_") and name != "CUDA_VISIBLE_DEVICES"
+    }
+
+
 def start_child(
     argv: Sequence[str], *, cwd: str, environment: Mapping[str, str], mark: str
 ) -> "subprocess.Popen[bytes]":

@@ -4,12 +4,12 @@ Runs on the box too: standard library and Python 3.8 only. "Could not ask" is No
 
     >>> parse_gpus("0, Tesla V100-SXM2-32GB, 32768, 3, 0, 7.0, GPU-5f2a\\n", "GPU-5f2a, 4711, 2048\\n")
     [{'index': 0, 'name': 'Tesla V100-SXM2-32GB', 'memory_mib': 32768, 'used_mib': 3, 'utilization': 0,
-      'compute_capability': '7.0', 'processes': 1}]
+      'compute_capability': '7.0', 'processes': 1, 'pids': [4711]}]
 """
 
 import subprocess
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Sequence, Union
 
 from corpus_builder.errors import ProjectError
 
@@ -90,7 +90,8 @@ def parse_gpus(text: str, apps: Optional[str] = "", fields: Sequence[str] = FIEL
         cells = dict(zip(fields, (cell.strip() for cell in line.split(","))))
         if "utilization.gpu" not in cells:
             continue
-        capability, uuid = cells.get("compute_cap", ""), cells.get("uuid")
+        capability = cells.get("compute_cap", "")
+        pids = None if apps is None else _pids_on(apps, cells.get("uuid"))
         rows.append(
             {
                 "index": _whole(cells["index"]),
@@ -99,14 +100,17 @@ def parse_gpus(text: str, apps: Optional[str] = "", fields: Sequence[str] = FIEL
                 "used_mib": _whole(cells["memory.used"]),
                 "utilization": _whole(cells["utilization.gpu"]),
                 "compute_capability": capability if capability[:1].isdigit() else None,
-                "processes": None if apps is None else _count_processes(apps, uuid),
+                "processes": None if pids is None else len(pids),
+                "pids": pids,
             }
         )
     return rows
 
 
-def _count_processes(apps: str, uuid: Optional[str]) -> int:
-    return sum(line.split(",")[0].strip() == uuid for line in apps.splitlines())
+def _pids_on(apps: str, uuid: Optional[str]) -> List[int]:
+    """Return the processes on one GPU; a number that cannot be read counts as 0."""
+    rows = [line.split(",") for line in apps.splitlines()]
+    return [_whole(row[1]) or 0 if len(row) > 1 else 0 for row in rows if row[0].strip() == uuid]
 
 
 def _whole(text: str) -> Optional[int]:
@@ -119,6 +123,34 @@ def _whole(text: str) -> Optional[int]:
 def is_busy(row: Row) -> bool:
     """Whether somebody computes on a GPU, or more of its memory is taken than an idle one reports."""
     return bool(row.get("processes")) or (row.get("used_mib") or 0) > BUSY_ABOVE_MIB
+
+
+def find_held(
+    rows: Optional[Sequence[Row]], ours: Sequence[int], chosen: Container[int], *, is_visible: Callable[[int], bool]
+) -> Optional[List[Row]]:
+    """Return the GPUs on which memory is still held after an end: by `ours`, or by nobody who can be seen.
+
+    Args:
+        chosen: The GPUs that we had; on others only what is ours counts. Those of somebody else's process are left out.
+        is_visible: Whether a pid is that of a process on this machine; one of another container is not.
+
+    Returns:
+        `{"index", "used_mib", "pids"}` of each; None when nvidia-smi could not be asked.
+    """
+    if rows is None or any(row["pids"] is None for row in rows):
+        return None
+    held = []
+    for row in rows:
+        pids = row["pids"]
+        mine = [pid for pid in pids if pid in ours]
+        is_orphaned = (
+            row["index"] in chosen
+            and (row["used_mib"] or 0) > BUSY_ABOVE_MIB
+            and not any(is_visible(pid) for pid in pids)
+        )
+        if mine or is_orphaned:
+            held.append({"index": row["index"], "used_mib": row["used_mib"], "pids": mine})
+    return held
 
 
 def choose_gpus(wanted: Union[int, Sequence[int]], seen: Sequence[Row]) -> Choice:

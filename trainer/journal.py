@@ -15,17 +15,21 @@ import os
 import sys
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO, Deque, Dict, Mapping, Optional, Sequence, Tuple
 
 from corpus_builder.errors import ProjectError, parse_error_line
 from trainer.progress import Event, Progress, format_event, parse_line
 from trainer.run_paths import RunPaths
+from trainer.run_state import Outcome
 
 STEP_WINDOW = 20  # progress points by which the time of a step is judged
 STATE_EVERY_S = 1.0
 #: What a stop file says.
 CHECKPOINT, NOW = "checkpoint", "now"
+#: What `reserve` takes for an outcome, an error of a step in it; a file of a few words takes one block.
+RESERVE_BYTES, BLOCK_BYTES = 16 * 1024, 4096
+_KEPT_BYTES = 64 * 1024  # of lines that no disk took
 
 
 def seconds_since_boot() -> float:
@@ -38,12 +42,21 @@ def now_utc() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def to_text(value: Any) -> str:
+    """Return `value` as our JSON files hold it."""
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
 def save_json(path: str, value: Any) -> None:
     """Write `value` to `path` by rename, on the disk before it is named, readable by the owner only."""
+    _save_text(path, to_text(value))
+
+
+def _save_text(path: str, text: str) -> None:
     partial = "%s.partial.%d" % (path, os.getpid())
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(value, file, ensure_ascii=False, indent=1)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -59,16 +72,65 @@ def _remove(path: str) -> None:
         pass
 
 
+def _reserve_of(path: str) -> str:
+    return path + ".reserve"
+
+
+def reserve(path: str, size: int = RESERVE_BYTES) -> None:
+    """Take the room on the disk that `save_reserved` will need for `path`; raise OSError where there is none."""
+    descriptor = os.open(_reserve_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            _write_whole(file, os.urandom(size))  # zeros may become a hole, which holds no room
+            os.fsync(file.fileno())
+    except OSError:
+        _remove(_reserve_of(path))
+        raise
+
+
+def give_back(path: str) -> None:
+    """Let the room go that `reserve` took for `path`."""
+    _remove(_reserve_of(path))
+
+
+def save_reserved(path: str, text: str) -> None:
+    """Write `text` to `path` by rename, into the room that `reserve` took: a full disk cannot refuse it.
+
+    Without that room, or with more text than it holds, as any other file; raise OSError when that is refused.
+    """
+    if not _fill_reserve(path, text.encode("utf-8")):
+        _save_text(path, text)
+    give_back(path)
+
+
+def _fill_reserve(path: str, data: bytes) -> bool:
+    """Write `data` in place, so that nobody can take the room between, and name it `path`; return whether it is."""
+    room = _reserve_of(path)
+    try:
+        with open(os.open(room, os.O_WRONLY), "wb", buffering=0) as file:
+            if len(data) > os.fstat(file.fileno()).st_size:
+                return False
+            _write_whole(file, data)
+            os.ftruncate(file.fileno(), len(data))
+            os.fsync(file.fileno())
+        os.replace(room, path)
+        return True
+    except OSError:  # a file system that copies on write, or no reserve
+        give_back(path)
+        return False
+
+
+def save_outcome(path: str, outcome: Outcome) -> None:
+    """Write how a work ended, last; where even the reserve is too small, without the error that a step told."""
+    try:
+        save_reserved(path, to_text(asdict(outcome)))
+    except OSError:
+        save_reserved(path, to_text(asdict(replace(outcome, error=None))))
+
+
 def request_stop(paths: RunPaths, mode: str) -> None:
     """Ask for a stop, by rename: rank 0 reads the file at a step border."""
-    partial = "%s.partial.%d" % (paths.stop, os.getpid())
-    try:
-        with open(partial, "w", encoding="ascii") as file:
-            file.write(mode + "\n")
-        os.replace(partial, paths.stop)
-    except OSError:
-        _remove(partial)
-        raise
+    save_reserved(paths.stop, mode + "\n")
 
 
 def jsonable(value: Any) -> Any:
@@ -81,7 +143,10 @@ def jsonable(value: Any) -> Any:
 
 
 class Journal:
-    """One attempt's account. A full disk costs lines and states, counted in `unwritten_lines`, never the run."""
+    """One attempt's account. A full disk costs lines and states, counted in `unwritten_lines`, never the run.
+
+    A log that was moved or deleted underneath is begun anew under its name.
+    """
 
     def __init__(self, paths: RunPaths, *, attempt: int, secrets: Sequence[str] = ()) -> None:
         self.paths = paths
@@ -92,11 +157,15 @@ class Journal:
         self.unwritten_lines = 0
         self._secrets = [value.encode("utf-8") for value in secrets if len(value) >= 8]
         self._points: Deque[Tuple[int, float]] = deque(maxlen=STEP_WINDOW)
-        self._state_written_at = -math.inf
+        self._unwritten = b""  # the newest of the lines that no disk took
+        self._state_written_at = self._log_looked_at = -math.inf
         os.makedirs(os.path.dirname(paths.log), mode=0o700, exist_ok=True)
-        descriptor = os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._log: BinaryIO = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (held for the attempt)
+        self._log = _open_log(paths.log)  # held for the attempt
         self.log_start = self.log_size
+
+    def close(self) -> None:
+        """Let the log go."""
+        self._log.close()
 
     @property
     def log_size(self) -> int:
@@ -107,6 +176,7 @@ class Journal:
         """Append one line, its newline included, to the log, the second log and whoever watches the session."""
         for secret in self._secrets:
             line = line.replace(secret, b"<redacted>")
+        self._follow_log()
         try:
             _write_whole(self._log, line)
             if second_log is not None:
@@ -114,11 +184,29 @@ class Journal:
                     file.write(line)
         except OSError:
             self.unwritten_lines += 1
+            self._unwritten = (self._unwritten + line)[-_KEPT_BYTES:]
         try:
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
         except (OSError, ValueError, AttributeError):
             pass  # nobody watches any more: the session's terminal is gone
+
+    def _follow_log(self) -> None:
+        """Begin the log anew where its name no longer leads to it; looked at once a second."""
+        if seconds_since_boot() - self._log_looked_at < STATE_EVERY_S:
+            return
+        self._log_looked_at = seconds_since_boot()
+        try:
+            if os.stat(self.paths.log).st_ino == os.fstat(self._log.fileno()).st_ino:
+                return
+        except OSError:
+            pass  # it is not there
+        try:
+            anew = _open_log(self.paths.log)
+        except OSError:
+            return  # neither is its folder: the old one is as good
+        self._log.close()
+        self._log, self.log_start = anew, 0
 
     def say(self, line: str) -> None:
         """Append a line of our own."""
@@ -191,15 +279,24 @@ class Journal:
         except OSError:
             self.unwritten_lines += 1
 
-    def tail(self, max_bytes: int = 256 * 1024) -> str:
-        """Return the end of this attempt's log, for the table of known failures; empty when it cannot be read."""
-        try:
-            with open(self.paths.log, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self.log_start, size - max_bytes))
-                return file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return ""
+    def tail(self) -> str:
+        """Return the end of this attempt's log for the table of known failures, with what no disk took of it."""
+        return read_tail(self.paths.log, self.log_start) + self._unwritten.decode("utf-8", errors="replace")
+
+
+def read_tail(path: str, start: int, max_bytes: int = 256 * 1024) -> str:
+    """Return the end of a log from `start` on; empty when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - max_bytes))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _open_log(path: str) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:

@@ -12,6 +12,7 @@ this process by DeepSpeed's launcher (`os.execve`), whose exit code is then ours
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
@@ -39,7 +40,7 @@ from trainer.machine import Machine, count_processors, read_machine
 from trainer.methods import check_methods
 from trainer.pace import Pace, find_pace
 from trainer.packing import Packing, one_each
-from trainer.preflight import GIB, Memory, Wish, advise, disk_bytes, estimate, fits, read_zero
+from trainer.preflight import GIB, LIBRARIES_BYTES, Memory, Wish, advise, disk_bytes, estimate, fits, read_zero
 from trainer.recipe import Recipe
 from trainer.sizes import EMBEDDINGS, HEAD, read_model_size
 from trainer.train import Request, check_steps, load_corpus, load_request, pack_rows, packs_rows
@@ -50,9 +51,6 @@ FIRST = Place(rank=0, local_rank=0, ranks=1, is_launched=False)
 SILENT = Voice(Place(rank=1, local_rank=1, ranks=2, is_launched=False))
 #: Free GPU memory that stays free: the CUDA context, NCCL's buffers and holes between blocks. Chosen, not measured.
 GPU_RESERVE_BYTES = 1 << 30
-#: What one rank's libraries take before a model is loaded: 438 MiB with torch 2.13, transformers 5.24 and DeepSpeed
-#: 0.19 on a CPU (benchmarks/preflight.py measures it); CUDA's libraries take more.
-LIBRARIES_BYTES = 450 << 20
 #: NCCL's own floor for ranks on one machine (its guide "Troubleshooting", shared memory).
 SHM_FLOOR_BYTES = 1 << 30
 
@@ -89,10 +87,16 @@ class Prepared:
 
 
 def train_argv(recipe_path: str, python: str, *, ranks: int, gpus: Sequence[int] | None, master_port: int) -> list[str]:
-    """Return DeepSpeed's command for all ranks, by their GPUs' numbers, or `ranks` processes on a CPU."""
-    where = ["--num_gpus", str(ranks)] if gpus is None else ["--include", "localhost:" + _words(gpus)]
+    """Return DeepSpeed's command for all ranks, by their GPUs' numbers, or `ranks` processes on a CPU.
+
+    It is the second half of what the `deepspeed` command does on one machine. The first half would turn our numbers
+    into `--world_info`, import torch for that, and stay in memory until the end.
+    """
+    world = json.dumps({"localhost": [*range(ranks)] if gpus is None else [*gpus]})
+    encoded = base64.urlsafe_b64encode(world.encode()).decode()
     options = ["--no_local_rank", "--master_addr", "127.0.0.1", "--master_port", str(master_port)]
-    return [python, "-m", "deepspeed.launcher.runner", *where, *options, "--module", "trainer.train", recipe_path]
+    launch = [python, "-m", "deepspeed.launcher.launch", "--world_info=" + encoded]
+    return [*launch, *options, "--module", "trainer.train", recipe_path]
 
 
 def alone_argv(recipe_path: str, python: str) -> list[str]:
@@ -246,6 +250,7 @@ def make_wish(
         has_head_loss=model_type in PLAIN_HEADS,
         has_head_trained=recipe.lora is None or any(name in saved for name in head_names),
         is_4bit=recipe.lora is not None and recipe.lora.load_in_4bit,
+        is_merged=recipe.lora is not None and recipe.lora.merge,
     )
 
 

@@ -24,6 +24,7 @@ from trainer.run_paths import RunPaths
 
 ON_END = "ZY_ON_END"
 POWEROFF = "poweroff"
+AFTER_S = 60.0
 COMMAND_TIMEOUT_S = 600.0
 POWEROFF_TIMEOUT_S = 30.0
 _OFF = (("systemctl", "poweroff"), ("poweroff",), ("shutdown", "-h", "now"))
@@ -100,6 +101,8 @@ def carry_out(on_end: OnEnd, paths: RunPaths) -> None:
         tell(**_power_off(journal))
     else:
         tell(**_run_command(on_end.wish, journal))
+    if journal is not None:
+        journal.close()
 
 
 def _is_held(path: str) -> bool:

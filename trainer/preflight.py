@@ -2,7 +2,8 @@
 
 Memory is counted at the moments at which a run holds most: `forward` (activations and the head's loss), `backward`
 (whole gradients of the largest tensors), `step` (what the optimizer makes beside its states), `save` (the gather of
-the weights). The greatest of them is the need. Bytes per parameter are those of the code that allocates them:
+the weights), `merge` (what the process that merges adapters loads, while the ranks still hold theirs). The greatest
+of them is the need. Bytes per parameter are those of the code that allocates them:
 
 - DeepSpeed 0.19, runtime/zero/stage3.py: `_create_fp16_partitions_with_defragmentation` (the share of the weights),
   `_create_fp32_partitions` (32-bit masters), `initialize_optimizer_states` (32-bit gradients, if the optimizer is
@@ -26,6 +27,9 @@ from trainer.head_types import CHUNK_TOKENS
 from trainer.sizes import EMBEDDINGS, HEAD, ModelSize
 
 GIB = 1 << 30
+#: What one process's libraries take before a model is loaded: 438 MiB with torch 2.13, transformers 5.24 and DeepSpeed
+#: 0.19 on a CPU (benchmarks/preflight.py measures it); CUDA's libraries take more.
+LIBRARIES_BYTES = 450 << 20
 #: Defaults of DeepSpeed's runtime/zero/config.py, in elements.
 MAX_LIVE = 1_000_000_000
 REDUCE_BUCKET = 500_000_000
@@ -76,6 +80,7 @@ class Wish:
         has_head_loss: Whether the loss is made in the head, in chunks.
         has_head_trained: Whether the head's weight gets a gradient.
         is_4bit: QLoRA: the linear maps of the frozen base in 4 bits.
+        is_merged: Adapters are merged into the base at the end, by a process of its own on the host.
     """
 
     size: ModelSize
@@ -91,6 +96,7 @@ class Wish:
     has_head_loss: bool = True
     has_head_trained: bool = True
     is_4bit: bool = False
+    is_merged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,9 @@ def _moments(wish: Wish) -> dict[str, list[Part]]:
     # is larger than a threshold that grows to 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
     kept = [] if wish.is_on_gpu else [*activations, *gathered]
     while_backward = gathered if wish.is_on_gpu else kept
+    merge = {"merge": [*states, *kept, *_merge_extra(wish)]} if wish.is_merged else {}
     return {
+        **merge,
         "forward": [*states, *gathered, *held, *activations, *_head_forward(wish)],
         "backward": [*states, *while_backward, *gradients, *_whole_gradients(wish)],
         "step": [*states, *kept, *gradients, *_step_extra(wish)],
@@ -270,6 +278,15 @@ def _step_extra(wish: Wish) -> list[Part]:
     return [Part("root of the second moment", 2 * 4 * wish.size.largest)] if wish.zero is None else []
 
 
+def _merge_extra(wish: Wish) -> list[Part]:
+    """One copy of the base in the type that it is stored in, and a module at a time in 32 bits (trainer/merge.py)."""
+    return [
+        Part("model that is merged", host_bytes=wish.size.stored_bytes),
+        Part("largest module in 32 bits", host_bytes=4 * wish.size.largest),
+        Part("libraries of the merge", host_bytes=LIBRARIES_BYTES),
+    ]
+
+
 def _save_extra(wish: Wish) -> list[Part]:
     """Under ZeRO-3 rank 0 gathers the trained weights on the host; they are written from there without a copy."""
     if wish.zero is None or wish.zero.stage < 3:
@@ -356,6 +373,8 @@ def advise(
         presets: DeepSpeed presets by name, in the order in which they are proposed.
     """
     others: list[tuple[str, Wish]] = []
+    if wish.is_merged:
+        others.append(("lora.merge: false", replace(wish, is_merged=False)))
     if not wish.checkpointing:
         others.append(("gradient_checkpointing: true", replace(wish, checkpointing=True)))
     if wish.zero is not None:

@@ -38,6 +38,7 @@ EVENTS = (
     "finished",
     "step_started",
     "step_finished",
+    "on_end",
 )
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")

@@ -227,7 +227,8 @@ REMEDIES: Tuple[Remedy, ...] = (
     ),
     _row(
         "packages_unreachable",
-        r"No matching distribution found for|OSError: HTTPSConnectionPool|[Ff]ailed to fetch: `http",
+        r"No matching distribution found for|OSError: HTTPSConnectionPool|[Ff]ailed to fetch: `http"
+        r"|WARNING: Retrying \(Retry\(total=0\b",  # with constraints pip ends in "conflicting dependencies" instead
         "pip and uv",
     ),
     _row(

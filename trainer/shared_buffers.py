@@ -36,7 +36,8 @@ def _is_old(path: Path) -> bool:
         status = path.stat()
     except OSError:
         return False
-    return status.st_uid == os.getuid() and time.time() - status.st_mtime > YOUNG_S
+    age_s = time.time() - status.st_mtime  # far below zero where the clock was set back since
+    return status.st_uid == os.getuid() and abs(age_s) > YOUNG_S
 
 
 def _mapped_names(proc: Path) -> set[str]:

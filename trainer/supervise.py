@@ -17,21 +17,35 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from corpus_builder.errors import EXIT_REFUSED, EXIT_RUN_FAILED, ProjectError
+from corpus_builder.errors import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_UNFIT, ProjectError
 from corpus_builder.log_lines import log_line
-from trainer.children import Child, Lines, describe_child, end_group, start_child
-from trainer.journal import CHECKPOINT, NOW, Journal, now_utc, request_stop, save_json, seconds_since_boot
+from trainer.children import Child, Lines, describe_child, end_group, inherited_environment, start_child
+from trainer.journal import (
+    BLOCK_BYTES,
+    CHECKPOINT,
+    NOW,
+    Journal,
+    give_back,
+    now_utc,
+    reserve,
+    save_json,
+    save_outcome,
+    seconds_since_boot,
+)
 from trainer.locks import Lock, Process, identify, release_lock, take_lock
+from trainer.on_end import AFTER_S, ON_END, OnEnd, leave_behind
 from trainer.remedies import find_remedy
 from trainer.run_paths import RunPaths
 from trainer.run_state import FAILED, INTERRUPTED, KILLED, RUNNING, STARTING, SUCCEEDED, Outcome
+from trainer.stopping import NOW_SIGNAL, StopRequest
 
 POLL_S = 0.2
 #: After the child's end: how long its pipe may still hold lines of a grandchild.
 DRAIN_S = 1.0
 TRAIN = "train"
+Made = TypeVar("Made")
 ENDED_AT_ONCE = "ended at once on request"
 
 
@@ -49,7 +63,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Spec:
-    """What to supervise. `final`: the folder whose existence makes a training succeed."""
+    """What to supervise. `final`: the folder whose existence makes a training succeed.
+
+    `on_end_locks`: where others who work on this machine hold theirs; while one does, `ZY_ON_END` is left undone.
+    """
 
     kind: str
     folder: str
@@ -62,6 +79,8 @@ class Spec:
     steps: List[Step]
     grace_s: float = 120.0
     final: Optional[str] = None
+    on_end_after_s: float = AFTER_S
+    on_end_locks: List[str] = field(default_factory=list)
 
     @property
     def paths(self) -> RunPaths:
@@ -91,15 +110,15 @@ def load_spec(path: str) -> Spec:
 class Supervisor:
     """One attempt: its journal, its secrets, and the request to stop."""
 
-    def __init__(self, spec: Spec, me: Process, secrets: Dict[str, str]) -> None:
+    def __init__(self, spec: Spec, me: Process, secrets: Dict[str, str], stop: StopRequest) -> None:
         self.spec = spec
         self.attempts = _earlier_attempts(spec.paths.supervisor)
         self.journal = Journal(spec.paths, attempt=len(self.attempts) + 1, secrets=list(secrets.values()))
         self.mark = spec.folder
         self.tag = "train" if spec.kind == TRAIN else "setup"
         self._secrets = secrets
+        self._stop = stop
         self._stop_seen_at: Optional[float] = None
-        self._unwritten_stop: Optional[str] = None  # what a signal asked for while the disk was full
         self.attempts.append(
             {
                 "attempt": self.journal.attempt,
@@ -108,9 +127,13 @@ class Supervisor:
                 "started_at": now_utc(),
                 "started_t": round(seconds_since_boot(), 3),
                 "log_start": self.journal.log_start,
+                "now_signal": int(NOW_SIGNAL),
             }
         )
-        self._save_attempts()  # before anything runs, a disk that takes nothing is a failure
+        # before anything runs, a disk that takes nothing is a failure; one that fills up later hides no end
+        reserve(spec.paths.outcome)
+        reserve(spec.paths.stop, BLOCK_BYTES)
+        self._save_attempts()
 
     def _save_attempts(self) -> None:
         save_json(self.spec.paths.supervisor, {"attempts": self.attempts})
@@ -121,24 +144,13 @@ class Supervisor:
         except OSError:
             self.journal.unwritten_lines += 1
 
-    def on_signal(self, number: int, frame: object) -> None:
-        """SIGTERM and SIGINT ask for what the kind can do: a checkpoint, or the end."""
-        if os.path.exists(self.spec.paths.stop):
-            return
-        mode = CHECKPOINT if self.spec.kind == TRAIN else NOW
-        try:
-            request_stop(self.spec.paths, mode)
-        except OSError:
-            self.journal.unwritten_lines += 1
-            self._unwritten_stop = mode
-
     def run(self) -> End:
         """Run the steps in order until one fails or a stop ends them."""
         for name in sorted(self._secrets):
             self.journal.say(log_line(self.tag, "environment {name}=<redacted>", name=name))
         self.journal.save_state(STARTING, self.spec.steps[0].name, is_urgent=True)
         for step in self.spec.steps:
-            if self._asked_to_stop() is not None:
+            if self._stop.mode() is not None:
                 return End(KILLED, "ended on request before step %s" % step.name)
             self.journal.event("step_started", step=step.name)
             end = self._run_step(step)
@@ -147,15 +159,15 @@ class Supervisor:
                 return end
         if self.spec.kind != TRAIN or (self.spec.final is not None and os.path.isdir(self.spec.final)):
             return End(SUCCEEDED, "done", 0)
-        if self._asked_to_stop() == NOW:
+        if self._stop.mode() == NOW:
             return End(KILLED, ENDED_AT_ONCE, 0)
-        if self.journal.stop_was_seen or self._asked_to_stop() is not None:
+        if self.journal.stop_was_seen or self._stop.mode() is not None:
             return End(INTERRUPTED, "stopped on request with a checkpoint", 0)
         return End(FAILED, "the training ended without a final model", 0)
 
     def _run_step(self, step: Step) -> End:
         """Run one child to its end, or end it when a stop asks for that."""
-        environment = dict(_inherited_environment(), **step.env)
+        environment = dict(inherited_environment(), **step.env)
         environment.update((name, self._secrets[name]) for name in step.secrets if name in self._secrets)
         try:
             popen = start_child(step.argv, cwd=step.cwd, environment=environment, mark=self.mark)
@@ -172,7 +184,7 @@ class Supervisor:
             if left:
                 self.journal.say(log_line(self.tag, "{count} process(es) could not be ended", count=len(left)))
         code = popen.wait()
-        if killed_because is None and code != 0 and self._asked_to_stop() == NOW:
+        if killed_because is None and code != 0 and self._stop.mode() == NOW:
             killed_because = ENDED_AT_ONCE  # it went by itself, a moment before we ended it
         if killed_because is not None:
             return End(KILLED, killed_because, *_code_and_signal(code))
@@ -206,7 +218,7 @@ class Supervisor:
 
     def _why_kill(self) -> Optional[str]:
         """Return why the child must end now: `now`, or a checkpoint that took longer than the grace."""
-        mode = self._asked_to_stop()
+        mode = self._stop.mode()
         if mode is None:
             return None
         if mode == NOW or self.spec.kind != TRAIN:
@@ -215,13 +227,6 @@ class Supervisor:
         if seconds_since_boot() - self._stop_seen_at > self.spec.grace_s:
             return "no checkpoint within %g s of the request to stop" % self.spec.grace_s
         return None
-
-    def _asked_to_stop(self) -> Optional[str]:
-        try:
-            with open(self.spec.paths.stop, encoding="ascii", errors="replace") as file:
-                return CHECKPOINT if file.read().strip() == CHECKPOINT else NOW
-        except OSError:
-            return self._unwritten_stop
 
     def finish(self, end: End) -> Outcome:
         """Write what can be written, and `outcome.json` last; raise OSError when that one cannot be."""
@@ -238,26 +243,18 @@ class Supervisor:
             error=self.journal.error.to_json() if self.journal.error and end.state == FAILED else None,
         )
         self.journal.save_state(end.state, "", is_urgent=True)
-        if self.journal.unwritten_lines:
-            count = self.journal.unwritten_lines
+        count = self.journal.unwritten_lines + self._stop.unwritten
+        if count:
             self.journal.say(log_line(self.tag, "{count} line(s) or file(s) could not be written", count=count))
-        self.attempts[-1]["log_end"] = self.journal.log_size
+        self.attempts[-1].update(log_start=self.journal.log_start, log_end=self.journal.log_size)  # a log begun anew
         self._try_to_save_attempts()
-        save_json(self.spec.paths.outcome, asdict(outcome))
+        give_back(self.spec.paths.stop)
+        save_outcome(self.spec.paths.outcome, outcome)
         return outcome
 
 
 def _code_and_signal(code: int) -> Tuple[Optional[int], Optional[int]]:
     return (code, None) if code >= 0 else (None, -code)
-
-
-def _inherited_environment() -> Dict[str, str]:
-    """Return our environment without settings: a run is told by its files alone, and counts all GPUs."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("ZY_") and name != "CUDA_VISIBLE_DEVICES"
-    }
 
 
 def _earlier_attempts(path: str) -> List[Dict[str, Any]]:
@@ -278,23 +275,28 @@ def load_secrets(path: str) -> Dict[str, str]:
 
 
 def supervise(spec: Spec) -> int:
-    """Hold the lock, run the steps, write the outcome, let the lock go; return our exit code."""
+    """Hold the lock, run the steps, write the outcome, let the lock go; then what the person wants done at the end."""
     me = identify(os.getpid())
+    stop = StopRequest(spec.paths, CHECKPOINT if spec.kind == TRAIN else NOW)
+    stop.listen()
     try:
-        take_lock(spec.lock, Lock(spec.owner, spec.action, spec.name, me))
+        _holding_disk(spec, lambda: take_lock(spec.lock, Lock(spec.owner, spec.action, spec.name, me)))
     except ProjectError as error:
         _forget(spec.paths.secrets)
         save_json(spec.paths.error, error.to_json())
-        return EXIT_REFUSED
+        return EXIT_REFUSED if error.code == "lock_held" else EXIT_UNFIT
+    on_end: Optional[OnEnd] = None
     try:
+        secrets = load_secrets(spec.paths.secrets)
+        wish = secrets.pop(ON_END, None)
         try:
-            supervisor = Supervisor(spec, me, load_secrets(spec.paths.secrets))
-        except OSError as error:
-            reason = os.strerror(error.errno or 0)
-            save_json(spec.paths.error, ProjectError("box_not_writable", path=spec.data, reason=reason).to_json())
-            raise
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, supervisor.on_signal)
+            supervisor = _holding_disk(spec, lambda: Supervisor(spec, me, secrets, stop))
+        except ProjectError as error:
+            save_json(spec.paths.error, error.to_json())
+            return EXIT_UNFIT
+        if wish is not None and spec.kind == TRAIN:
+            on_end = OnEnd(wish, spec.on_end_after_s, spec.on_end_locks, supervisor.journal.attempt)
+            supervisor.journal.event("on_end", what=on_end.what, result="after_the_run")
         try:
             end = supervisor.run()
         except BaseException as error:
@@ -307,6 +309,17 @@ def supervise(spec: Spec) -> int:
             _forget(spec.paths.secrets)
         finally:
             release_lock(spec.lock, me)
+            if on_end is not None:
+                leave_behind(on_end, spec.paths)
+
+
+def _holding_disk(spec: Spec, begin: Callable[[], Made]) -> Made:
+    """Return what `begin` makes; raise `box_not_writable` where the disk takes nothing."""
+    try:
+        return begin()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ProjectError("box_not_writable", path=spec.data, reason=reason) from error
 
 
 def _forget(path: str) -> None:

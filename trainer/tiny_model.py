@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from corpus_builder.chatml import CHAT_TEMPLATE, IM_END, IM_START
+from corpus_builder.frame import CHAT_TEMPLATE
 
 HIDDEN, INNER, LAYERS, HEADS, KEY_HEADS = 64, 128, 2, 4, 2
 STD = 0.02  # transformers' own initialisation
-END_OF_TEXT = "<|endoftext|>"
-CONTROLS = (END_OF_TEXT, IM_START, IM_END)
+IM_END = "<|im_end|>"
+CONTROLS = ("<|endoftext|>", "<|im_start|>", IM_END)
 BYTE_VOCABULARY = len(CONTROLS) + 256
 
 
@@ -89,7 +89,7 @@ def write_byte_tokenizer(folder: Path) -> None:
         {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True} for token in CONTROLS
     ]  # fmt: skip
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
         "vocab": vocabulary, "merges": [],

@@ -15,6 +15,7 @@ from controller.follow import LOST_CODES, Followed, follow
 from controller.inputs import MAX_WATCH_MINUTES
 from controller.job import Job
 from controller.reports import SetupReport, Step, StepsReport, TrainReport
+from controller.settings import POWEROFF
 from corpus_builder.errors import ProjectError, Value
 from corpus_builder.manifest import check_gates
 from corpus_builder.say import say
@@ -38,8 +39,8 @@ def run(box: Box, job: Job) -> TrainReport | SetupReport | StepsReport:
     facts = setup_only.ask_facts(box, job, wish, sources)
     check_no_run(facts)
     if job.is_dry_run:
-        steps = setup_only.setup_steps(wish, sources, facts)
-        return StepsReport(action=job.inputs.action, steps=(*steps, start_step(job, wish)))
+        steps = setup_only.setup_steps(job, wish, sources, facts)
+        return StepsReport(action=job.inputs.action, steps=(*steps, start_step(job, wish), *end_steps(job)))
 
     setup = setup_only.set_up(box, job, wish, sources, facts)
     if setup.error is not None:
@@ -98,6 +99,14 @@ def start_step(job: Job, wish: Configuration) -> Step:
     return Step(key="start_run", values=values)
 
 
+def end_steps(job: Job) -> tuple[Step, ...]:
+    """Return what a dry run says of the time after the run. Pure."""
+    wish = job.settings.on_end
+    if wish is None:
+        return ()
+    return (Step(key="power_off" if wish == POWEROFF else "end_command", values={}),)
+
+
 def start_run(box: Box, job: Job, wish: Configuration, digest: str, samples_sha256: str) -> str:
     """Start the run in its session and return its id; refused if the samples are no longer those of the summary."""
     request = {
@@ -113,6 +122,7 @@ def start_run(box: Box, job: Job, wish: Configuration, digest: str, samples_sha2
         "env": job.settings.mirrors(),
         "secrets": job.settings.tracker_tokens(wish.recipe.report_to),
         "grace_s": job.grace_s,
+        "on_end": job.settings.on_end,
     }
     return str(box.ask("start_train", request, timeout_s=START_TIMEOUT_S)["run_id"])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from controller.box_health import clock_offset_s, find_notices, shown_facts
 from controller.configuration import CODE_ROOT, Configuration, load_configuration
 from controller.follow import LOST_CODES, Followed, follow
 from controller.inputs import MAX_WATCH_MINUTES
@@ -49,7 +50,7 @@ def run(box: Box, job: Job) -> SetupReport | StepsReport:
     sources = gather_sources(job, wish)
     facts = ask_facts(box, job, wish, sources)
     if job.is_dry_run:
-        return StepsReport(action=job.inputs.action, steps=setup_steps(wish, sources, facts))
+        return StepsReport(action=job.inputs.action, steps=setup_steps(job, wish, sources, facts))
     return set_up(box, job, wish, sources, facts)
 
 
@@ -65,7 +66,7 @@ def gather_sources(job: Job, wish: Configuration) -> Sources:
 
 
 def ask_facts(box: Box, job: Job, wish: Configuration, sources: Sources) -> dict[str, Any]:
-    """Return what is known of the box; raise when it cannot do the job."""
+    """Return what is known of the box, and as `notices` what may trouble a run; raise when it cannot do the job."""
     base_model_dir, dialog_path = wish.recipe.base_model_dir, sources.dialog.path if sources.dialog else None
     request = {
         **job.places,
@@ -74,19 +75,23 @@ def ask_facts(box: Box, job: Job, wish: Configuration, sources: Sources) -> dict
         "dialog_path": dialog_path,
         "dialog_source": sources.dialog.source_digest() if sources.dialog else None,
     }
+    before = job.utc_now()
     facts = box.ask("facts", request, timeout_s=FACTS_TIMEOUT_S)
+    offset_s = clock_offset_s(facts, before, job.utc_now())
     check_base_model(facts["base_model"], base_model_dir)
     if facts["dialog"] is not None and not facts["dialog"]["exists"]:
         raise ProjectError("dialog_zip_missing", path=str(dialog_path))
     if sources.dialog is not None:
         sources.dialog.check_expiry(has_archive=facts["dialog_archive"] and not job.inputs.is_zip_fresh)
-    return facts
+    return {**facts, "notices": find_notices(facts, ranks=wish.recipe.ranks, clock_offset_s=offset_s)}
 
 
 def check_base_model(found: dict[str, Any], path: str) -> None:
     """Raise when the base model is missing or not whole. Pure."""
     if not found["exists"]:
         raise ProjectError("base_model_missing", path=path)
+    if found.get("adapter"):
+        raise ProjectError("base_model_is_adapter", path=path)
     if not found["config"]:
         raise ProjectError("base_model_no_config", path=path)
     if found["missing"]:
@@ -95,17 +100,20 @@ def check_base_model(found: dict[str, Any], path: str) -> None:
         raise ProjectError("tokenizer_missing", path=path)
 
 
-def setup_steps(wish: Configuration, sources: Sources, facts: dict[str, Any]) -> tuple[Step, ...]:
+def setup_steps(job: Job, wish: Configuration, sources: Sources, facts: dict[str, Any]) -> tuple[Step, ...]:
     """Return what a setup would do, in order. Pure."""
     release, dialog = sources.release, sources.dialog
     files: dict[str, Value] = {"digest": release.digest, "files": len(release.files())}
     source: dict[str, Value] = {"source": dialog.shown if dialog else ""}
     sent = [dialog.file] if dialog and dialog.file else []
+    tmux = [] if facts["tmux"] else [Step(key="install_tmux", values={}, is_needed=job.settings.allow_install)]
     return (
         Step(key="push_release", values=files, is_needed=not facts["release_present"]),
         *(Step(key="send_dialogs", values={"bytes": file.size}) for file in sent),
+        *tmux,
         Step(key="fetch_dialogs", values=source, is_needed=dialog is not None),
         Step(key="environment", values={}),
+        Step(key="smoke", values={}),
         Step(key="build_corpus", values={"plan": wish.plan.name}),
     )
 
@@ -135,6 +143,9 @@ def set_up(box: Box, job: Job, wish: Configuration, sources: Sources, facts: dic
         is_attached=bool(started["attached"]),
         manifest=fetch_manifest(box, job) if error is None or error.code in COUNTED else None,
         elapsed_s=followed.elapsed_s,
+        remedy=(followed.outcome or {}).get("remedy") if error is not None else None,
+        box=shown_facts(facts),
+        notices=facts["notices"],
         error=error,
     )
 
@@ -161,6 +172,7 @@ def setup_request(job: Job, wish: Configuration, sources: Sources) -> dict[str, 
         "dialog": {**dialog.request(), "fresh": job.inputs.is_zip_fresh} if dialog else {"kind": "none"},
         "env": job.settings.mirrors(),
         "secrets": dialog.secrets() if dialog else {},
+        "allow_install": job.settings.allow_install,
         "fetch_allow": allowed_hosts(job.settings.fetch_allow, dialog),
     }
 

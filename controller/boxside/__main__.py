@@ -15,9 +15,10 @@ import traceback
 from typing import IO, Any, Callable, Dict
 
 from controller.boxside.arguments import Arguments
+from controller.boxside.ending import gone, kill
 from controller.boxside.facts import facts
 from controller.boxside.logs import follow, tail_log
-from controller.boxside.operations import kill, start_setup, start_train
+from controller.boxside.operations import start_setup, start_train
 from controller.boxside.releases import receive_release
 from controller.boxside.status import manifest, status
 from controller.boxside.uploads import receive_upload, upload_state
@@ -32,6 +33,7 @@ OPS: Dict[str, Callable[[Arguments], Dict[str, Any]]] = {
     "status": status,
     "tail_log": tail_log,
     "kill": kill,
+    "gone": gone,
     "upload_state": upload_state,
 }
 #: What reads on where the request ends.

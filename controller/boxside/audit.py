@@ -2,8 +2,8 @@
 
 Runs on the box: standard library and Python 3.8 only.
 
-    {"at": "2026-05-03T10:15:00Z", "who": "alice", "action": "kill", "change": "kill now", "name": "20260503-101500-3fa1",
-     "commit": "c0ffee…", "run_url": "https://…"}
+    {"at": "2026-05-03T10:15:00Z", "who": "alice", "action": "kill", "change": "kill now",
+     "name": "20260503-101500-3fa1", "commit": "c0ffee…", "run_url": "https://…"}
 """
 
 import json

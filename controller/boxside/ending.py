@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional, Set
 from controller.boxside.arguments import NAME, Arguments
 from controller.boxside.audit import append_audit
 from controller.boxside.facts import read_live_lock
+from controller.boxside.orphans import restore_orphans
 from controller.boxside.work import (
     KINDS,
     TRAIN,
@@ -21,11 +22,13 @@ from controller.boxside.work import (
     load_work,
     lock_path,
     look_at,
+    read_json,
 )
 from trainer.children import end_group, find_members
 from trainer.gpus import GpuQuery, find_held
 from trainer.journal import CHECKPOINT, NOW, now_utc, request_stop, save_outcome
 from trainer.locks import Process, is_alive, start_ticks
+from trainer.on_end import AFTER_S, ON_END, OnEnd, leave_behind
 from trainer.run_state import KILLED, Outcome
 
 END_PATIENCE_S = 25.0
@@ -58,6 +61,7 @@ def kill(args: Arguments) -> Dict[str, Any]:
     data, root = args.path("data"), args.path("root")
     mode = args.word("mode", (CHECKPOINT, NOW), CHECKPOINT)
     ended, alive = [], 0
+    restore_orphans(data, root)
     for kind in KINDS:
         for number, work in enumerate(find_works(data, kind)):
             if work.outcome is not None and number >= SURVIVORS_OF:
@@ -129,13 +133,27 @@ def _end_by_force(work: Work, root: str) -> Work:
     work = load_work(str(work.spec["data"]), work.kind, work.id) or work
     if supervisor is not None and is_alive(supervisor):
         return work  # counted as alive; what it will come to is not known
+    on_end = _find_on_end(work)
     if os.path.exists(work.paths.secrets):
         os.unlink(work.paths.secrets)
+    if on_end is not None:
+        leave_behind(on_end, work.paths)  # what it can no longer do itself
     if work.outcome is None:
         last_step = int((look_at(work).progress or {}).get("step", 0))
         outcome = Outcome(KILLED, None, 9, "its supervisor did not answer and was ended", last_step, now_utc())
         _try_to_save(work.paths.outcome, outcome)
     return work
+
+
+def _find_on_end(work: Work) -> Optional[OnEnd]:
+    """Return what was to be done after the end of a run that has not ended by itself."""
+    wish = (read_json(work.paths.secrets) or {}).get(ON_END)
+    if wish is None or work.kind != TRAIN or work.outcome is not None:
+        return None
+    spec = work.spec
+    return OnEnd(
+        str(wish), float(spec.get("on_end_after_s", AFTER_S)), list(spec.get("on_end_locks", [])), len(work.attempts)
+    )
 
 
 def _try_to_save(path: str, outcome: Outcome) -> None:
@@ -160,9 +178,9 @@ def gone(args: Arguments) -> Dict[str, Any]:
         query = GpuQuery()
         alive = sorted({pid for work in works for pid in _find_alive(work)})
         gpus = query.read()
-        held = [] if not gpus.is_installed else find_held(gpus, alive, chosen, is_visible=_is_visible)
+        held = find_held(gpus.rows, alive, chosen, is_visible=_is_visible) if gpus.is_installed else []
         if not (alive or held) or time.monotonic() >= give_up:
-            return {"alive": len(alive), "gpus": held}
+            return {"alive": len(alive), "gpus": held, "has_gpus": gpus.is_installed}
         time.sleep(0.5)
 
 

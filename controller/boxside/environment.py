@@ -34,12 +34,19 @@ from trainer.run_paths import RootPaths
 COMPLETE = "complete.json"
 #: The environment that the last setup proved; what a training uses unless it brings its own.
 CURRENT = "current.json"
+#: The one that a setup is about to prove.
+CANDIDATE = "candidate.json"
 NEEDED = ("torch", "transformers", "deepspeed", "pydantic", "yaml", "tokenizers", "numpy")
 _MARKER = "ZY_VERSIONS "
 _PROBE = (
     "import importlib, json; names = %r; "
     "versions = {name: getattr(importlib.import_module(name), '__version__', '') for name in names}; "
     "print(%r + json.dumps(versions))" % (NEEDED, "\n" + _MARKER)
+)
+#: Everything that may make an environment another one: its Python, and all that is installed, by version.
+_ASK_PACKAGES = (
+    "import sys; from importlib import metadata; print(sys.version); "
+    "print(sorted((str(found.metadata['Name']), found.version) for found in metadata.distributions()))"
 )
 _STAGE = re.compile(r"#\s*stage:\s*\d+\s*(.*)$")
 _PROBE_TIMEOUT_S = 600  # the first import of torch from a cold network disk takes minutes
@@ -116,11 +123,16 @@ def split_stages(lock_text: str) -> List[Stage]:
     return [stage for stage in stages if stage.lines]
 
 
-def probe(python: str) -> Dict[str, str]:
-    """Return the versions of what training needs; raise `environment_unusable`. Nothing is written, not even `.pyc`."""
+def probe(python: str, overlay: Optional[str] = None) -> Dict[str, str]:
+    """Return the versions of what training needs; raise `environment_unusable`. Nothing is written, not even `.pyc`.
+
+    Args:
+        overlay: A folder with what the environment lacks.
+    """
     try:
         answer = subprocess.run(
             [python, "-B", "-c", _PROBE],
+            env=os.environ if overlay is None else dict(os.environ, PYTHONPATH=overlay),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -190,17 +202,47 @@ def for_installers(environ: Mapping[str, str]) -> Dict[str, str]:
     return told
 
 
-def note_current(root: str, python: str, versions: Mapping[str, str]) -> None:
-    """Write down which interpreter the last setup proved."""
+def note_candidate(root: str, python: str, versions: Mapping[str, str], overlay: Optional[str]) -> None:
+    """Write down which interpreter a setup is about to prove, and the folder with what it lacks."""
     make_private_folder(RootPaths(root).venvs)
-    path = os.path.join(RootPaths(root).venvs, CURRENT)
-    save_json(path, {"python": python, "versions": dict(versions), "at": now_utc()})
+    asked = subprocess.run([python, "-B", "-c", _ASK_PACKAGES], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    packages = hashlib.sha256(asked.stdout).hexdigest()[:16]
+    noted = {"python": python, "packages": packages, "versions": dict(versions), "overlay": overlay}
+    save_json(os.path.join(RootPaths(root).venvs, CANDIDATE), noted)
+
+
+def read_candidate(root: str, python: str) -> Dict[str, Any]:
+    """Return what was noted of the interpreter that is to be proved; raise `environment_failed` where it is another."""
+    noted = read_json(os.path.join(RootPaths(root).venvs, CANDIDATE))
+    if noted is None or noted["python"] != python:
+        raise ProjectError("environment_failed", path=python, reason="no setup has looked at it")
+    return noted
+
+
+def note_current(root: str, candidate: Mapping[str, Any]) -> None:
+    """Write down that this is the interpreter which the last setup proved."""
+    save_json(os.path.join(RootPaths(root).venvs, CURRENT), dict(candidate, at=now_utc()))
 
 
 def find_current(root: str) -> Optional[str]:
     """Return the interpreter that the last setup proved, None when there is none."""
     noted = read_json(os.path.join(RootPaths(root).venvs, CURRENT))
     return None if noted is None else str(noted["python"])
+
+
+def overlay_link(root: str, python: str) -> str:
+    """Return the pointer to the folder with what an environment lacks; it leads nowhere where nothing is missing."""
+    name = hashlib.sha256(os.path.abspath(python).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return os.path.join(RootPaths(root).venvs, "overlay-of-" + name)
+
+
+def find_overlay(root: str, python: str) -> Optional[str]:
+    """Return the folder with what an environment lacks: the one it was proved with, else the newest, else None."""
+    noted = read_json(os.path.join(RootPaths(root).venvs, CURRENT))
+    if noted is not None and noted["python"] == python and "overlay" in noted:
+        return None if noted["overlay"] is None else str(noted["overlay"])
+    folder = os.path.realpath(overlay_link(root, python))
+    return folder if os.path.isdir(folder) else None
 
 
 def _install_or_exit(argv: List[str], words: str) -> None:

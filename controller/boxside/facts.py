@@ -1,12 +1,14 @@
-"""What a box is: Python, tmux, GPUs, disks, locks, the base model. Asks and changes nothing. Side effects: none.
+"""What a box is: Python, tmux, GPUs, disks, locks, health, the base model. Asks and changes nothing.
 
-Runs on the box: standard library and Python 3.8 only. "Could not ask" is None, never an empty answer.
+Runs on the box: standard library and Python 3.8 only. "Could not ask" is None, never an empty answer. Side effects:
+none.
 
     {"python": "3.11.2", "tmux": "3.3a", "home": "/root", "user": "root", "gpus": [{"index": 0, "name":
      "Tesla V100-SXM2-32GB", "memory_mib": 32768, "used_mib": 3, "utilization": 0, "compute_capability": "7.0",
-     "processes": 0}],
+     "processes": 0, "pids": [], "ecc_uncorrected": 0, "rows_failed": false, "foreign": 0}], "gpus_silent": false,
      "disks": {"/data/zy": {"free_gib": 402.1, "total_gib": 1000.0}}, "release_present": true,
-     "locks": {"setup": null, "run": null}, "base_model": {"exists": true, "config": true, "missing": []}}
+     "locks": {"setup": null, "run": null}, "base_model": {"exists": true, "config": true, "missing": []},
+     "health": {…}}                                                                              health.py says what
 """
 
 import json
@@ -19,7 +21,8 @@ from typing import Any, Dict, Optional
 
 from controller.boxside.archives import find_archives
 from controller.boxside.arguments import DIGEST, Arguments
-from trainer.base_model import find_model_faults
+from controller.boxside.health import HealthQuery, read_health
+from trainer.base_model import find_model_faults, is_adapter
 from trainer.gpus import GpuQuery
 from trainer.locks import Lock, is_alive, read_lock
 from trainer.run_paths import RootPaths
@@ -82,6 +85,7 @@ def read_base_model(folder: str) -> Dict[str, Any]:
     faults = find_model_faults(folder)
     codes = {fault.code for fault in faults}
     return {
+        "adapter": is_adapter(folder),
         "exists": "base_model_missing" not in codes,
         "config": not codes & {"base_model_missing", "base_model_no_config"},
         "tokenizer": not codes & {"base_model_missing", "tokenizer_missing"},
@@ -91,10 +95,11 @@ def read_base_model(folder: str) -> Dict[str, Any]:
 
 def facts(args: Arguments) -> Dict[str, Any]:
     """Operation `facts`: everything that decides whether this box can do the job, in one answer."""
-    query = GpuQuery()
+    query, health = GpuQuery(), HealthQuery()
     data, root = args.path("data"), args.path("root")
     base_model_dir, digest = args.optional_path("base_model_dir"), args.optional_text("digest", DIGEST)
     dialog_path, source = args.optional_path("dialog_path"), args.optional_text("dialog_source", DIGEST)
+    locks, gpus = read_locks(root), query.read()
     return {
         "python": platform.python_version(),
         "tmux": read_tmux_version(),
@@ -102,11 +107,13 @@ def facts(args: Arguments) -> Dict[str, Any]:
         "user": read_user(),
         "disks": {path: read_disk(path) for path in (data, root)},
         "release_present": digest is not None and is_release_present(root, digest),
-        "locks": read_locks(root),
+        "locks": locks,
         "base_model": None if base_model_dir is None else read_base_model(base_model_dir),
         "dialog": None if dialog_path is None else {"exists": os.path.isfile(dialog_path)},
         "dialog_archive": source is not None and bool(find_archives(data, source)),
-        "gpus": query.read().rows,
+        "health": read_health(health, gpus.rows, is_at_work=locks["run"] is not None),
+        "gpus": gpus.rows,
+        "gpus_silent": gpus.is_installed and gpus.rows is None,
     }
 
 

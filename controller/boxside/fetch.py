@@ -10,12 +10,14 @@ it is written where it came from:
 import hashlib
 import os
 import re
+import shutil
 import time
 from typing import Any, Dict, Mapping, Optional
 
 from controller.boxside.archives import find_archives
 from controller.boxside.download import Link, download
 from controller.boxside.folders import make_private_folder, point_to
+from controller.boxside.space import disk_error
 from controller.boxside.work import read_json
 from corpus_builder.archive import LIMIT_REASONS, ArchiveAccount, extract_archive, load_account
 from corpus_builder.archive_limits import Limits, limits_of
@@ -31,12 +33,21 @@ _KEPT_S = 7 * 24 * 3600
 
 
 def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Bring the dialogs of a fetch request to `raw/bingshuo-dialog`."""
-    paths, dialog, limits = DataPaths(request["data"]), request["dialog"], limits_of(request.get("limits"))
+    """Bring the dialogs of a fetch request to `raw/bingshuo-dialog`; raise a ProjectError that says what hinders it."""
+    paths, dialog = DataPaths(request["data"]), request["dialog"]
     if dialog["kind"] == "none":
         say("no dialogs are asked for")
         return
     make_private_folder(paths.archives)
+    try:
+        _bring(request, environment, paths, limits_of(request.get("limits")))
+    except OSError as error:  # whatever is read has been looked at by then: it is the disk
+        raise disk_error(os.path.join(paths.archives, ""), error, needed_bytes=0) from error
+
+
+def _bring(request: Mapping[str, Any], environment: Mapping[str, str], paths: DataPaths, limits: Limits) -> None:
+    dialog = request["dialog"]
+    _tidy(paths)
     if dialog["kind"] == "path":
         sha256 = _take_path(paths, dialog["path"], limits)
     elif dialog["kind"] == "upload":
@@ -47,6 +58,17 @@ def fetch_dialogs(request: Mapping[str, Any], environment: Mapping[str, str]) ->
     aside = point_to(paths.dialog_pointer, os.path.join(os.path.basename(paths.archives), sha256))
     if aside is not None:
         say("a real folder lay where the pointer belongs; it stays as {name}", name=Named(os.path.basename(aside)))
+
+
+def _tidy(paths: DataPaths) -> None:
+    """Clear away what a killed setup left of an extraction; an archive that it had moved aside gets its name back."""
+    for name in os.listdir(paths.archives):
+        path = os.path.join(paths.archives, name)
+        sha256, kind = os.path.splitext(path)
+        if kind == ".old" and not os.path.lexists(sha256):
+            os.rename(path, sha256)
+        elif kind in (".old", ".partial"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def say(sentence: str, **values: Any) -> None:

@@ -7,6 +7,7 @@ import os
 from typing import Optional
 
 from controller.boxside.facts import nearest_existing
+from controller.boxside.space import disk_error
 from corpus_builder.errors import ProjectError
 from trainer.journal import now_utc
 
@@ -17,7 +18,7 @@ def make_private_folder(path: str) -> None:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ProjectError("box_not_writable", path=path, reason=os.strerror(error.errno or 0)) from error
+        raise disk_error(os.path.join(path, ""), error, needed_bytes=0) from error
 
 
 def check_private(existing: str, *, is_ours: bool, wanted: str) -> None:

@@ -149,7 +149,7 @@ def make_overlay(
     """
     lacks = ask_lacks(python)
     if lacks.large:
-        raise ProjectError("environment_unusable", path=python, reason="it lacks " + ", ".join(lacks.large))
+        raise ProjectError("environment_unusable", path=python, reason="reason.lacks: " + ", ".join(lacks.large))
     if not lacks.small:
         _point(overlay_link(root, python), None)
         return None
@@ -160,7 +160,7 @@ def make_overlay(
         _fill(folder, lines, lacks, python, run)
     left = ask_lacks(python, folder).small
     if left:
-        raise ProjectError("environment_failed", path=folder, reason="still missing: " + ", ".join(left))
+        raise ProjectError("environment_failed", path=folder, reason="reason.lacks: " + ", ".join(left))
     _point(overlay_link(root, python), folder)
     return folder
 

@@ -5,10 +5,12 @@ contents alone, gzipped; what they are called and where each ends says the listi
 only plain files. The last three releases stay, and every one that a live work uses.
 """
 
+import errno
 import gzip
 import hashlib
 import os
 import posixpath
+import re
 import shutil
 import zlib
 from typing import IO, Any, Dict, List, Set
@@ -17,15 +19,20 @@ from controller.boxside.arguments import DIGEST, Arguments
 from controller.boxside.facts import RELEASE_COMPLETE, is_release_present, read_live_lock
 from controller.boxside.folders import make_private_folder, point_to
 from controller.boxside.release_digest import release_digest
+from controller.boxside.space import disk_error
 from controller.boxside.work import LAUNCH_PATIENCE_S, read_json
 from corpus_builder.errors import Named, ProjectError
 from trainer.journal import now_utc, save_json, seconds_since_boot
-from trainer.locks import boot_id
+from trainer.locks import boot_id, start_ticks
 from trainer.run_paths import RootPaths
 
 KEPT_RELEASES = 3
 MAX_FILES = 20_000
 _CHUNK_BYTES = 1 << 20
+_PARTIAL = re.compile(r"\.[0-9a-f]+\.partial\.([0-9]+)(\.torn)?\Z")
+_TORN = ".torn"
+#: A listing in which one path is a file and a folder, or a name that no file system takes.
+_OF_THE_NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _LIVE = "live"  # which works use a release is written below `locks/`, beside the locks that prove them alive
 
 
@@ -37,6 +44,7 @@ def receive_release(args: Arguments, stream: IO[bytes]) -> Dict[str, Any]:
     if not is_release_present(root, digest):
         make_private_folder(root)
         make_private_folder(paths.releases)
+        _drop_leftovers(paths)
         _receive(stream, listing, digest, paths)
         point_to(paths.current_release, digest)
     return {"digest": digest, "files": len(listing), "kept": drop_old_releases(root, digest)}
@@ -54,9 +62,16 @@ def _checked_listing(rows: Any, digest: str, path: str) -> Dict[str, Dict[str, A
     for name, row in listing.items():
         if not _stays_inside(name) or row["size"] < 0:
             raise ProjectError("release_corrupt", path=path, reason="a member would leave its folder")
+        if any(folder in listing for folder in _folders_of(name)):
+            raise ProjectError("release_corrupt", path=path, reason="a member lies in another one")
     if len(listing) != len(rows) or found != digest:
         raise ProjectError("release_corrupt", path=path, reason="the listing has another digest")
     return listing
+
+
+def _folders_of(name: str) -> List[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _stays_inside(name: str) -> bool:
@@ -68,16 +83,42 @@ def _receive(stream: IO[bytes], listing: Dict[str, Dict[str, Any]], digest: str,
     """Unpack beside the releases, prove every byte, then rename."""
     partial = os.path.join(paths.releases, ".%s.partial.%d" % (digest, os.getpid()))
     shutil.rmtree(partial, ignore_errors=True)
-    os.mkdir(partial, 0o700)
     try:
+        os.mkdir(partial, 0o700)
         _unpack(stream, listing, partial)
         save_json(os.path.join(partial, RELEASE_COMPLETE), {"digest": digest, "at": now_utc(), "files": len(listing)})
-        shutil.rmtree(paths.release(digest), ignore_errors=True)  # a torn one: it has no release.json
-        os.rename(partial, paths.release(digest))
+        _put_in_place(partial, digest, paths)
     except OSError as error:
-        raise ProjectError("release_corrupt", path=paths.releases, reason=os.strerror(error.errno or 0)) from error
+        if error.errno in _OF_THE_NAMES:
+            raise ProjectError("release_corrupt", path=paths.releases, reason=os.strerror(error.errno or 0)) from error
+        size = sum(row["size"] for row in listing.values())
+        raise disk_error(partial, error, needed_bytes=size) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: str, digest: str, paths: RootPaths) -> None:
+    """Give a proven release its name; one that another request has put there meanwhile stays: it may be in use."""
+    for _ in range(3):
+        try:
+            os.rename(partial, paths.release(digest))
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if is_release_present(paths.root, digest):
+            return
+        torn = partial + _TORN
+        os.rename(paths.release(digest), torn)  # it has no release.json
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def _drop_leftovers(paths: RootPaths) -> None:
+    """Remove what a request left that was killed while it unpacked."""
+    for name in os.listdir(paths.releases):
+        match = _PARTIAL.match(name)
+        if match is not None and start_ticks(int(match.group(1))) is None:
+            shutil.rmtree(os.path.join(paths.releases, name), ignore_errors=True)
 
 
 def _unpack(stream: IO[bytes], listing: Dict[str, Dict[str, Any]], folder: str) -> None:
@@ -96,7 +137,7 @@ def _unpack(stream: IO[bytes], listing: Dict[str, Dict[str, Any]], folder: str) 
         raise ProjectError("release_corrupt", path=folder, reason="the stream was cut") from error
 
 
-def _write_file(contents: IO[bytes], row: Dict[str, Any], path: str) -> None:
+def _write_file(contents: gzip.GzipFile, row: Dict[str, Any], path: str) -> None:
     """Write the next content of the stream; raise `release_corrupt` where it is another one than announced."""
     digest, left = hashlib.sha256(), row["size"]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if row["mode"] & 0o100 else 0o600)

@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import posixpath
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 from controller.boxside.arguments import DIGEST, HOST, NAME, Arguments
-from controller.boxside.environment import environment_digest, lock_name, python_of, read_lock_file
+from controller.boxside.environment import environment_digest, lock_name, overlay_link, python_of, read_lock_file
 from controller.boxside.facts import is_release_present
 from controller.boxside.uploads import SHA256
 from controller.boxside.work import SETUP
@@ -26,6 +27,7 @@ DIALOG_KINDS = ("url", "path", "upload", "none")
 #: What does not make a request another one: who asks, when, and the signature of a link.
 _NOT_THE_REQUEST = frozenset({"setup_id", "owner", "action", "commit", "run_url", "secrets"})
 DIALOG_URL = "ZY_DIALOG_URL"
+OLDEST_LOCK = "volta"
 #: Which step needs which secret; the others see none.
 _SECRETS_OF = {"fetch": (DIALOG_URL,), "environment": ("PIP_INDEX_URL", "HF_ENDPOINT")}
 
@@ -44,6 +46,7 @@ class SetupPlan:
     pythons: Dict[str, str]  # step name -> interpreter
     secrets: Dict[str, str]
     request_digest: str
+    overlay: Optional[str] = None  # where what the person's own environment lacks will lie
     kind: str = SETUP
 
     @property
@@ -83,11 +86,14 @@ class SetupPlan:
 
     def _step(self, name: str) -> Dict[str, Any]:
         module = ["corpus_builder.build"] if name == "corpus" else ["controller.boxside", "step", name]
+        env = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if name == "corpus" and self.overlay is not None:
+            env["PYTHONPATH"] = os.pathsep.join((self.code, self.overlay))
         return {
             "name": name,
             "argv": [self.pythons[name], "-m", *module, self.request_path(name)],
             "cwd": self.code,
-            "env": {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            "env": env,
             "log": DataPaths(self.data).build_log if name == "corpus" else None,
             "secrets": [secret for secret in _SECRETS_OF.get(name, ()) if secret in self.secrets],
         }
@@ -105,11 +111,12 @@ def plan_setup(args: Arguments) -> SetupPlan:
     secrets = dict(args.variables("env"), **args.variables("secrets"))
     code = posixpath.join(RootPaths(root).release(digest), "code")
     mother = args.optional_path("python")
-    lock = None if mother else _choose_lock(args)
-    python = python_of(mother or _environment_folder(root, code, lock or ""))
+    lock = _choose_lock(args, is_for_ours=mother is None)
+    python = python_of(mother or _environment_folder(root, code, lock))
     recipe, dialog = args.mapping("recipe"), _checked_dialog(args, secrets)
     requests: Dict[str, Dict[str, Any]] = {
         "check": {"data": data, "root": root, "base_model_dir": recipe.get("base_model_dir")},
+        "tmux": {"allow": args.values.get("allow_install") is True},
         "fetch": {
             "data": data,
             "dialog": dialog,
@@ -117,11 +124,14 @@ def plan_setup(args: Arguments) -> SetupPlan:
             "limits": args.mapping("plan").get("archive"),
         },
         "environment": {"root": root, "code": code, "python": None if mother is None else python, "lock": lock},
-        "kernels": {"python": python},
+        "kernels": {"root": root, "python": python},
+        "smoke": {"root": root, "code": code, "python": python, "recipe": recipe},
         "corpus": _corpus_request(args, data, code, dialog),
     }
     if not offloads_optimizer(code, str(recipe.get("deepspeed"))):
         del requests["kernels"]
+    if shutil.which("tmux") is not None:
+        del requests["tmux"]
     system = sys.executable or "python3"
     return SetupPlan(
         data=data,
@@ -134,12 +144,22 @@ def plan_setup(args: Arguments) -> SetupPlan:
         pythons={name: python if name == "corpus" else system for name in requests},
         secrets=secrets,
         request_digest=digest_request(args.values, secrets.get(DIALOG_URL)),
+        overlay=None if mother is None else overlay_link(root, python),
     )
 
 
-def _choose_lock(args: Arguments) -> str:
-    """Return the lock file's name: the one asked for, or what the GPUs need."""
-    return args.optional_text("environment_lock", NAME) or lock_name(GpuQuery().read())
+def _choose_lock(args: Arguments, *, is_for_ours: bool) -> str:
+    """Return the lock file's name: the one asked for, or what the GPUs need; a person's own environment may fit more.
+
+    Of what such a one lacks, the small packages, every lock file has the same kinds.
+    """
+    asked = args.optional_text("environment_lock", NAME)
+    try:
+        return asked or lock_name(GpuQuery().read())
+    except ProjectError:
+        if is_for_ours:
+            raise
+        return OLDEST_LOCK
 
 
 def _environment_folder(root: str, code: str, lock: str) -> str:

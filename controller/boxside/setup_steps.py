@@ -1,4 +1,4 @@
-"""The steps of a setup that run on the box: check, fetch, environment, kernels. Side effects: as each step says.
+"""The steps of a setup that run on the box, from `tmux` to `smoke`. Side effects: as each step says.
 
     python3 -m controller.boxside step <name> <request.json>      in the code folder of a release
 
@@ -7,19 +7,27 @@ Runs on the box: standard library and Python 3.8 only. A step that fails says wh
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from controller.boxside.environment import for_installers, make_environment, note_current, probe, read_lock_file
+from controller.boxside.commands import clean_environment, environment_of, run_command, say
+from controller.boxside.environment import (
+    make_environment,
+    note_candidate,
+    probe,
+    read_candidate,
+    read_lock_file,
+)
 from controller.boxside.facts import GIB, read_disk
 from controller.boxside.fetch import fetch_dialogs
 from controller.boxside.folders import make_private_folder
+from controller.boxside.overlay import make_overlay
+from controller.boxside.packages import install_tmux
+from controller.boxside.smoke import prove
 from controller.boxside.status import size_of
 from corpus_builder.errors import EXIT_INPUT, Named, ProjectError, format_error_line
-from corpus_builder.log_lines import log_line
 from trainer.base_model import check_base_model
-from trainer.build_locks import EXTENSIONS_DIR, drop_stale_locks, extensions_dir
+from trainer.build_locks import drop_stale_locks, extensions_dir
 
 #: Beside the result and one checkpoint of the base model's size: corpus, logs, packages on the way.
 RESERVE_GIB = 2.0
@@ -41,11 +49,6 @@ if is_on_cpu:
 """
 
 
-def say(tag: str, sentence: str, **values: Any) -> None:
-    """Print one line of our log."""
-    print(log_line(tag, sentence, **values), flush=True)
-
-
 def check(request: Mapping[str, Any]) -> None:
     """Raise unless the folders are ours alone, the base model is whole, and the disk has room for a result."""
     data, root, base_model_dir = request["data"], request["root"], request["base_model_dir"]
@@ -65,58 +68,56 @@ def fetch(request: Mapping[str, Any]) -> None:
 
 
 def environment(request: Mapping[str, Any]) -> None:
-    """Prove the person's own environment, or make ours; then it is the one that trains."""
-    if request["python"] is not None:
-        python = request["python"]
+    """Look at the person's own environment, or make ours; the step `smoke` proves it and takes it into use."""
+    root, code, python = request["root"], request["code"], request["python"]
+    overlay = None
+    if python is not None:
         say("environment", "looking at the environment of {python}; nothing is written to it", python=Named(python))
+        overlay = make_overlay(root, python, lambda: read_lock_file(code, request["lock"]), _install_beside)
     else:
-        lock_text = read_lock_file(request["code"], request["lock"])
-        python = make_environment(request["root"], lock_text, _install)
-    versions = probe(python)
-    note_current(request["root"], python, versions)
+        python = make_environment(root, read_lock_file(code, request["lock"]), _install)
+    versions = probe(python, overlay)
+    note_candidate(root, python, versions, overlay)
     say("environment", "{versions}", versions=", ".join("%s %s" % pair for pair in sorted(versions.items())))
 
 
 def _install(argv: List[str], words: str) -> None:
     """Run one command of an installation; its output is the log's."""
+    _run_install(argv, words, clean_environment())
+
+
+def _install_beside(argv: List[str], words: str) -> None:
+    """The same with an environment's own Python, which writes no `.pyc` there."""
+    _run_install(argv, words, dict(clean_environment(), PYTHONDONTWRITEBYTECODE="1"))
+
+
+def _run_install(argv: List[str], words: str, environment: Mapping[str, str]) -> None:
     say("environment", "{words}", words=words)
-    code = _run(argv, clean_environment())
+    code = run_command(argv, environment)
     if code != 0:
         raise ProjectError("environment_failed", path=argv[0], reason="%s: exit code %d" % (words, code))
-
-
-def clean_environment() -> Dict[str, str]:
-    """Return our environment without the path to our code, which is nothing to install beside."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
-    return for_installers(kept)
 
 
 def kernels(request: Mapping[str, Any]) -> None:
     """Build DeepSpeed's CPU Adam, so that the first step of a training never pays for it."""
     python = request["python"]
-    extensions = extensions_dir(python)
-    for name in drop_stale_locks(extensions):
+    overlay = read_candidate(request["root"], python).get("overlay")
+    for name in drop_stale_locks(extensions_dir(python)):
         say("environment", "the lock of a build of {name} that was killed is gone", name=name)
     say("environment", "building CPU Adam (about two minutes the first time)")
-    tools = dict(os.environ, PATH=os.path.dirname(python) + os.pathsep + os.environ.get("PATH", os.defpath))
-    tools[EXTENSIONS_DIR] = extensions
-    code = _run([python, "-c", _KERNELS], tools)
+    code = run_command([python, "-c", _KERNELS], environment_of(python, overlay))
     if code != 0:
         raise ProjectError("environment_failed", path=python, reason="CPU Adam could not be built: exit code %d" % code)
     say("environment", "CPU Adam is ready")
 
 
-def _run(argv: List[str], environment: Mapping[str, str]) -> int:
-    """Return the exit code of a command; a signal counts as 128 and its number, as in a shell."""
-    code = subprocess.run(argv, env=dict(environment), stdin=subprocess.DEVNULL).returncode
-    return code if code >= 0 else 128 - code
-
-
 STEPS: Dict[str, Callable[[Mapping[str, Any]], None]] = {
     "check": check,
+    "tmux": install_tmux,
     "fetch": fetch,
     "environment": environment,
     "kernels": kernels,
+    "smoke": prove,
 }
 
 

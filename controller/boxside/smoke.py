@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, IO, List, Mapping, Optional, Union
+from typing import IO, Any, Dict, List, Mapping, Optional, Union
 
 from controller.boxside.commands import environment_of, say
 from controller.boxside.environment import find_current, note_current, read_candidate
@@ -100,7 +100,7 @@ def _proves(candidate: Mapping[str, Any], recipe: Mapping[str, Any], place: Plac
     lora, overlay = recipe.get("lora"), candidate.get("overlay")
     return {
         "python": candidate["python"],
-        "version": candidate["version"],
+        "packages": candidate["packages"],
         "versions": candidate["versions"],
         "overlay": None if overlay is None else os.path.basename(overlay),
         "card": place.card,
@@ -133,8 +133,8 @@ def _train(request: Mapping[str, Any], candidate: Mapping[str, Any], place: Plac
         bits = bool(request["recipe"]["lora"].get("load_in_4bit"))
         recipe["lora"] = {"load_in_4bit": bits, "merge": False}
     scratch = os.path.join(RootPaths(request["root"]).venvs, "smoke-scratch")
-    words = {"ranks": place.ranks, "card": place.card}
-    say("environment", "two steps of a tiny model, {ranks} rank(s) on {card}", **words)
+    sentence = "two steps of a tiny model, {ranks} rank(s) on {card}"
+    say("environment", sentence, ranks=place.ranks, card=place.card)
     shutil.rmtree(scratch, ignore_errors=True)
     make_private_folder(scratch)
     began = time.monotonic()
@@ -149,11 +149,17 @@ def _train(request: Mapping[str, Any], candidate: Mapping[str, Any], place: Plac
     points = [item for line in lines for item in parse_line(line) if isinstance(item, Progress)]
     if code != 0 or not points or points[-1].step != points[-1].total:
         _show(lines)
-        how = "no end within %d s" % TIMEOUT_S if code is None else last_words(lines) or "exit code %d" % code
-        raise ProjectError("smoke_failed", path=candidate["python"], reason=Named(how))
+        raise ProjectError("smoke_failed", path=candidate["python"], reason=_how(code, last_words(lines)))
     seconds = round(time.monotonic() - began, 1)
     say("environment", "trained: {steps} steps in {seconds} s", steps=points[-1].step, seconds=seconds)
     return {"seconds": seconds, "losses": [point.loss for point in points]}
+
+
+def _how(code: Optional[int], words: str) -> str:
+    """Return how the steps ended; the words of a foreign program may name files and people."""
+    if code is None:
+        return "reason.no_end %d s" % TIMEOUT_S
+    return Named(words) if words else "exit code %d" % code
 
 
 def _run(

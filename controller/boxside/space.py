@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 
-from controller.boxside.facts import GIB
+from controller.boxside.facts import GIB, nearest_existing
 from corpus_builder.errors import ProjectError
 
 RESERVE_BYTES = 64 << 20  # left free beside the ZIP and what it unpacks to
@@ -30,7 +30,7 @@ def disk_error(path: str, error: OSError, *, needed_bytes: int) -> ProjectError:
 
 def _full(path: str, needed_bytes: int) -> ProjectError:
     folder = os.path.dirname(path)
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(nearest_existing(folder)).free
     return ProjectError(
         "box_disk_full", path=folder, free_gib=round(free / GIB, 2), needed_gib=round(needed_bytes / GIB, 2)
     )

@@ -10,10 +10,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from controller.boxside.arguments import Arguments
 from controller.boxside.facts import GIB, read_disk, read_locks
+from controller.boxside.orphans import find_orphan
 from controller.boxside.work import KINDS, SETUP, TRAIN, Work, find_newest, find_works, look_at, read_json
 from trainer.curve import describe_learning
 from trainer.gpus import GpuQuery
+from trainer.journal import read_tail
 from trainer.run_paths import CHECKPOINT, CHECKPOINT_COMPLETE, RUN_ID, DataPaths
+from trainer.run_state import LOST
 
 MAX_CHECKPOINTS = 50
 MAX_POINTS = 2000  # of a curve; a few times more than any run that was seen
@@ -23,7 +26,7 @@ def status(args: Arguments) -> Dict[str, Any]:
     """Operation `status`."""
     query = GpuQuery()
     data, root = args.path("data"), args.path("root")
-    run, setup = find_newest(data, TRAIN), find_newest(data, SETUP)
+    run, setup = (find_orphan(data, root, kind) or find_newest(data, kind) for kind in (TRAIN, SETUP))
     return {
         "run": None if run is None else describe_run(run),
         "setup": None if setup is None else describe_work(setup),
@@ -41,10 +44,17 @@ def manifest(args: Arguments) -> Dict[str, Any]:
 
 
 def describe_work(work: Work) -> Dict[str, Any]:
-    """Return what is the same for runs and setups."""
+    """Return what is the same for runs and setups. Of a lost one, the remedy is what its log shows."""
+    state = look_at(work).state
+    remedy = work.outcome.remedy if work.outcome else None
+    if state == LOST:
+        from trainer.remedies import find_remedy  # its patterns take as long as the rest of an answer
+
+        known = find_remedy(read_tail(work.paths.log, work.log_start))
+        remedy = known.code if known else None
     return {
         "id": work.id,
-        "state": look_at(work).state,
+        "state": state,
         "step_name": (read_json(work.paths.state) or {}).get("step_name") or None,
         "owner": work.spec.get("owner"),
         "action": work.spec.get("action"),
@@ -52,7 +62,7 @@ def describe_work(work: Work) -> Dict[str, Any]:
         "started_at": work.attempts[-1].get("started_at") if work.attempts else None,
         "outcome": None if work.outcome is None else asdict(work.outcome),
         "error": (work.outcome.error if work.outcome else None) or work.error,
-        "remedy": work.outcome.remedy if work.outcome else None,
+        "remedy": remedy,
     }
 
 

@@ -6,14 +6,15 @@ Runs on the box: standard library and Python 3.8 only. Side effects: none.
 import os
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from controller.boxside.arguments import DIGEST, Arguments
-from controller.boxside.environment import find_current, python_of
+from controller.boxside.environment import find_current, find_overlay, python_of
 from controller.boxside.facts import is_release_present
 from controller.boxside.work import TRAIN, read_json
 from corpus_builder.errors import ProjectError
 from trainer.gpus import GpuQuery, Gpus, choose_gpus
+from trainer.on_end import ON_END, split_command
 from trainer.run_paths import RUN_ID, VERSION, DataPaths, RootPaths, RunPaths, run_paths
 
 MAX_RANKS = 64
@@ -39,6 +40,8 @@ class TrainPlan:
     grace_s: int
     gpus: Gpus
     samples_sha256: Optional[str] = None
+    overlay: Optional[str] = None  # the folder with what the person's own environment lacks
+    on_end: Optional[str] = None  # `poweroff`, or a command
     kind: str = TRAIN
 
     @property
@@ -96,7 +99,13 @@ class TrainPlan:
             digest=self.digest,
             grace_s=self.grace_s,
             secrets=sorted(self.secrets),
+            overlay=self.overlay,
+            on_end_locks=[RootPaths(self.root).setup_lock, RootPaths(self.root).run_lock],
         )
+
+    def secrets_json(self) -> Dict[str, str]:
+        """Return what the 0600 file holds: a command may carry a key, so it lies there, and no step sees it."""
+        return self.secrets if self.on_end is None else dict(self.secrets, **{ON_END: self.on_end})
 
 
 def train_spec(
@@ -112,6 +121,8 @@ def train_spec(
     digest: str,
     grace_s: int,
     secrets: List[str],
+    overlay: Optional[str] = None,
+    on_end_locks: Sequence[str] = (),
 ) -> Dict[str, Any]:
     """Return what a supervisor is asked to do to train the run of `paths`; `secrets` are names."""
     return {
@@ -127,12 +138,13 @@ def train_spec(
         "digest": digest,
         "final": paths.final,
         "grace_s": grace_s,
+        "on_end_locks": list(on_end_locks),
         "steps": [
             {
                 "name": "train",
                 "argv": [python, "-m", "trainer.launch", paths.recipe],
                 "cwd": code,
-                "env": train_environment(python),
+                "env": train_environment(python, code, overlay),
                 "log": None,
                 "secrets": secrets,
             }
@@ -140,11 +152,16 @@ def train_spec(
     }
 
 
-def train_environment(python: str) -> Dict[str, str]:
+def train_environment(python: str, code: str, overlay: Optional[str]) -> Dict[str, str]:
     """Return what a training's environment has beside what it inherits; ranks get theirs from `trainer.launch`."""
-    tools = os.path.dirname(python)  # ninja, for what DeepSpeed compiles
+    tools = [os.path.dirname(python)]  # ninja, for what DeepSpeed compiles
+    lacked = {}
+    if overlay is not None:
+        tools.append(os.path.join(overlay, "bin"))
+        lacked["PYTHONPATH"] = os.pathsep.join((code, overlay))
     return {
-        "PATH": tools + os.pathsep + os.environ.get("PATH", os.defpath),
+        **lacked,
+        "PATH": os.pathsep.join([*tools, os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",  # a person's own environment is never written to
         "TOKENIZERS_PARALLELISM": "false",
@@ -175,7 +192,21 @@ def plan_training(args: Arguments) -> TrainPlan:
         grace_s=args.count("grace_s", DEFAULT_GRACE_S, 24 * 3600),
         gpus=query.read(),
         samples_sha256=args.optional_text("samples_sha256", DIGEST),
+        overlay=find_overlay(root, interpreter),
+        on_end=checked_on_end(args),
     )
+
+
+def checked_on_end(args: Arguments) -> Optional[str]:
+    """Return what to do after the run's end, None for nothing; raise `input_invalid` unless it is a command."""
+    wish = args.optional_text("on_end")
+    if wish is None:
+        return None
+    try:
+        split_command(wish)
+    except ValueError:
+        raise ProjectError("input_invalid", name="on_end", reason="must be `poweroff` or a command") from None
+    return wish
 
 
 def check_gpu_wish(gpus: Any) -> None:

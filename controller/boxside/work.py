@@ -32,6 +32,8 @@ SESSIONS = {SETUP: SETUP_SESSION, TRAIN: TRAIN_SESSION}
 #: Between the words "start it" and its first file, a supervisor is loading Python.
 LAUNCH_PATIENCE_S = 30.0
 _TAIL_BYTES = 64 * 1024
+#: In the specification of a work whose folder was deleted under it (orphans.py).
+FILES_GONE = "files_gone"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Work:
     def children(self) -> List[Child]:
         """The newest child of every attempt."""
         return [child_from_json(attempt["child"]) for attempt in self.attempts if attempt.get("child")]
+
+    @property
+    def number(self) -> int:
+        """Which one it was on this box: ids begin with a clock's time, and clocks are set back."""
+        return int(self.spec.get("number", 0))
 
     @property
     def version(self) -> str:
@@ -110,18 +117,25 @@ def load_work(data: str, kind: str, work_id: str) -> Optional[Work]:
 
 
 def find_works(data: str, kind: str) -> List[Work]:
-    """Return every work of a kind that began or is about to, newest first; ids begin with the time."""
+    """Return every work of a kind that began or is about to, newest first."""
     try:
         names = sorted(os.listdir(works_dir(data, kind)), reverse=True)
     except OSError:
         return []
     works = [load_work(data, kind, name) for name in names]
-    return [work for work in works if work is not None and (work.attempts or work.outcome or work.is_launching)]
+    found = [work for work in works if work is not None and (work.attempts or work.outcome or work.is_launching)]
+    return sorted(found, key=lambda work: work.number, reverse=True)  # by their ids where they have no number
 
 
 def find_newest(data: str, kind: str) -> Optional[Work]:
     """Return the newest work of a kind, None when there is none."""
     return next(iter(find_works(data, kind)), None)
+
+
+def next_number(data: str) -> int:
+    """Return the number of a work that begins now."""
+    newest = [find_newest(data, kind) for kind in KINDS]
+    return 1 + max((work.number for work in newest if work is not None), default=0)
 
 
 def require_work(data: str, kind: str, work_id: Optional[str]) -> Work:
@@ -191,8 +205,8 @@ def look_at(work: Work) -> Standing:
         return Standing(work.outcome.state, progress, None)
     if not work.is_supervised:
         return Standing(STARTING if work.is_launching else LOST, progress, None)
-    if work.kind == SETUP:
-        return Standing(RUNNING, None, None)
+    if work.kind == SETUP or FILES_GONE in work.spec:
+        return Standing(RUNNING, progress if work.kind == TRAIN else None, None)
     event = read_last_row(work.paths.events, attempt)
     signs = [work.attempts[-1].get("started_t", 0.0)] + [row["t"] for row in (progress, event) if row is not None]
     step_s = (read_json(work.paths.state) or {}).get("step_s")

@@ -10,8 +10,10 @@ from controller.job import Job
 from controller.objects import DialogSource
 from controller.reports import StepsReport
 from controller.settings import Settings
+from controller.summary import as_markdown
 from corpus_builder.errors import Named, ProjectError
 from corpus_builder.manifest import manifest_to_json
+from corpus_builder.say import SEE_PUBLIC, error_lines
 from tests.fake_box import FakeBox
 from tests.manifests import small_manifest
 
@@ -141,6 +143,7 @@ def test_dry_run_asks_and_changes_nothing(tmp_path, clock):
         ({"config": False}, "base_model_no_config"),
         ({"missing": ["model-00002.safetensors"]}, "base_model_incomplete"),
         ({"tokenizer": False}, "tokenizer_missing"),
+        ({"adapter": True}, "base_model_is_adapter"),
     ],
 )
 def test_unfit_base_model_ends_it_before_anything_is_sent(job, change, code):
@@ -181,6 +184,36 @@ def test_setup_that_fails_elsewhere_shows_no_earlier_corpus(job):
 )
 def test_setup_without_a_told_error_says_what_is_known(job, answer, code):
     assert setup_only.run(box_for_setup(answer), job).error.code == code
+
+
+def test_setup_that_fails_says_the_known_remedy(tmp_path, clock):
+    told = ProjectError("smoke_failed", path="/venv/bin/python", reason=Named("RuntimeError: x")).to_json()
+    outcome = {"exit_code": 4, "reason": "step smoke ended with exit code 4", "remedy": "driver_too_old"}
+    failed = step("failed", error=told, outcome=outcome)
+    only = setup_only.run(box_for_setup(failed), make_job(tmp_path, clock))
+    assert (only.error.code, only.error.exit_code, only.remedy) == ("smoke_failed", 4, "driver_too_old")
+    both = setup_and_train.run(box_for_setup(failed), confirmed(tmp_path, clock))
+    assert (both.error.code, both.remedy) == ("smoke_failed", "driver_too_old")
+    assert setup_only.run(box_for_setup(step("succeeded", outcome=outcome)), make_job(tmp_path, clock)).remedy is None
+
+
+def test_what_may_trouble_a_run_is_in_the_report_of_a_setup(tmp_path, clock):
+    health = {"shm": {"free_gib": 0.06, "total_gib": 0.06}, "time": 1777803300.0 + 3600}
+    box = training_box(step("succeeded"), facts={**FACTS, "health": health})
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert [notice.key for notice in report.setup.notices] == ["shm_small", "clock_off"]
+    assert report.setup.notices[1].values == {"minutes": 60}
+    assert report.setup.box == {"python": "3.10.1", "tmux": "3.3a", "gpus": None, "health": health}
+
+
+@pytest.mark.parametrize(("setting", "allowed"), [({}, False), ({"ZY_ALLOW_INSTALL": "yes"}, True)])
+def test_tmux_is_installed_only_where_the_setting_lets_us(tmp_path, clock, setting, allowed):
+    box = box_for_setup()
+    setup_only.run(box, make_job(tmp_path, clock, settings=setting))
+    assert dict(box.asked)["start_setup"]["allow_install"] is allowed
+    dry = replace(make_job(tmp_path, clock, settings=setting), is_dry_run=True)
+    steps = setup_only.run(FakeBox({"facts": [{**FACTS, "tmux": None}]}), dry).steps
+    assert [item.is_needed for item in steps if item.key == "install_tmux"] == [allowed]
 
 
 def test_not_confirmed_touches_nothing(job):
@@ -307,13 +340,94 @@ def test_status_is_one_question(job):
     assert box.operations == ["status"]
 
 
+KEY = "8a3f.0123456789abcdef"
+TAIL = {
+    "id": "r-1", "kind": "train", "state": "running", "lines": ["x"], "rest": "y", "from_offset": 0, "next_offset": 2,
+    "log_key": KEY, "log_change": None, "size": 3, "hidden_lines": 1,
+}  # fmt: skip
+
+
 def test_tail_log_asks_for_12000_bytes_and_for_what_the_reader_may_see(job):
-    box = FakeBox({"tail_log": [{"id": "r", "text": "x\n", "from_offset": 0, "size": 2, "hidden_lines": 1}]})
+    box = FakeBox({"tail_log": [TAIL]})
     report = tail_log.run(box, job)
     assert dict(box.asked)["tail_log"] == {
         "data": "/data/guanghu-coding", "bytes": 12_000, "which": "auto", "see": "public",
     }  # fmt: skip
-    assert (report.log_id, report.hidden_lines) == ("r", 1)
+    assert (report.log_id, report.hidden_lines, report.text, report.next_offset) == ("r-1", 1, "x\ny\n", 2)
+    assert report.cursor == f"2@r-1:{KEY}"
+    assert f"--from-offset {report.cursor}`" in as_markdown(report, lang="zh", see=SEE_PUBLIC)
+
+
+def test_a_cursor_that_was_printed_can_be_given_back(tmp_path, clock):
+    box = FakeBox({"tail_log": [{**TAIL, "log_change": "rotated"}]})
+    report = tail_log.run(box, make_job(tmp_path, clock, "tail-log", from_offset=f"2@r-1:{KEY}"))
+    asked = dict(box.asked)["tail_log"]
+    assert (asked["from_offset"], asked["log_key"], asked["id"]) == (2, KEY, "r-1")
+    assert report.log_change == "rotated"
+    assert "(rotation)" in as_markdown(report, lang="en", see=SEE_PUBLIC)
+    tail_log.run(box, make_job(tmp_path, clock, "tail-log", from_offset="4711"))
+    assert [box.asked[-1][1][key] for key in ("from_offset", "log_key", "id")] == [4711, None, None]
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "1@", "1@r:", f"1@../r:{KEY}", f"1@r:{KEY}0", "1@r:$(x).y", "٣", "1" * 19])
+def test_what_is_no_cursor_is_refused(tmp_path, clock, text):
+    with pytest.raises(ProjectError, match="input_invalid"):
+        make_job(tmp_path, clock, "tail-log", from_offset=text)
+
+
+def test_following_prints_on_to_the_end_of_the_run(tmp_path, clock):
+    shown = []
+    steps = [
+        step("running", "one", offset=5, log_key="a.0"), step("running", offset=5, log_key="a.0"),
+        step("running", "two", offset=3, log_key="b.0", log_change="rotated", hidden_lines=2),
+        step("succeeded", "three", offset=9, log_key="b.1"), step("succeeded", offset=9, log_key="b.1"),
+    ]  # fmt: skip
+    box = FakeBox({"tail_log": [TAIL], "follow": steps})
+    report = tail_log.run(box, make_job(tmp_path, clock, "tail-log", shown, follow="true"))
+    assert [line for line in shown if "(rotation)" not in line] == ["x", "one", "two", "three"]
+    assert "(rotation)" in shown[2]
+    cursors = [(args["offset"], args["log_key"]) for op, args in box.asked if op == "follow"]
+    assert cursors == [(2, KEY), (5, "a.0"), (5, "a.0"), (3, "b.0"), (9, "b.1")]
+    assert (report.state, report.error, report.hidden_lines, report.text) == ("succeeded", None, 3, "")
+    assert report.cursor == "9@r-1:b.1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "minutes", "code"),
+    [
+        (step("running", "one"), "2", "deadline_passed"),
+        (step("failed", outcome={"reason": "exit code 1", "remedy": None}), "2", "run_failed"),
+        (step("lost"), "2", "session_vanished"),
+        (step("running"), "0", None),
+    ],
+)
+def test_following_ends_with_what_became_of_the_run(tmp_path, clock, answer, minutes, code):
+    box = FakeBox({"tail_log": [TAIL], "follow": [{**answer, "next_offset": 2}]})
+    report = tail_log.run(box, make_job(tmp_path, clock, "tail-log", follow="true", watch_minutes=minutes))
+    assert (report.error and report.error.code) == code
+    assert clock.now == (120 if code == "deadline_passed" else 0)
+    assert ("follow" in box.operations) == (minutes != "0")
+
+
+def test_the_wish_for_the_end_goes_in_the_request_and_nowhere_else(tmp_path, clock):
+    wish = "curl -H 'Authorization: t0ken' https://h/off"
+    for given in (wish, None):
+        box = training_box(step("succeeded"))
+        settings = {"ZY_ON_END": wish} if given else None
+        setup_and_train.run(
+            box, replace(confirmed(tmp_path, clock), settings=Settings.from_environment(settings or {}))
+        )
+        asked = dict(box.asked)
+        assert asked["start_train"]["on_end"] == given
+        assert "t0ken" not in repr({**asked, "start_train": {**asked["start_train"], "on_end": None}})
+        dry = replace(make_job(tmp_path, clock, settings=settings), is_dry_run=True)
+        keys = [item.key for item in setup_and_train.run(FakeBox({"facts": [FACTS]}), dry).steps]
+        assert ("end_command" in keys) == (given is not None)
+    off = replace(make_job(tmp_path, clock, settings={"ZY_ON_END": "poweroff"}), is_dry_run=True)
+    steps = setup_and_train.run(FakeBox({"facts": [FACTS]}), off)
+    assert steps.steps[-1].key == "power_off"
+    for lang in ("zh", "en"):
+        assert "ZY_ON_END" in as_markdown(steps, lang=lang, see=SEE_PUBLIC)
 
 
 def at_work(run="running", setup=None):
@@ -321,26 +435,57 @@ def at_work(run="running", setup=None):
     return {**STATUS, "run": run, "setup": setup and {"id": "s-1", "state": setup}}
 
 
-KILLED = {"ended": [{"kind": "train", "id": "r-1", "state": "running"}], "alive": 0}
+KILLED = {"ended": [{"kind": "train", "id": "r-1", "state": "running"}], "alive": 0, "audited": True}
+GONE = {"alive": 0, "gpus": [], "has_gpus": True}
 
 
-def test_kill_waits_for_the_checkpoint(job, clock):
-    box = FakeBox({"status": [at_work(), at_work(), at_work(), at_work("interrupted")], "kill": [KILLED]})
+def test_kill_waits_for_the_checkpoint_and_looks_for_what_is_left(job, clock):
+    states = [at_work(), at_work(), at_work(), at_work("interrupted")]
+    box = FakeBox({"status": states, "kill": [KILLED], "gone": [GONE]})
     report = kill.run(box, job)
     assert [args["mode"] for op, args in box.asked if op == "kill"] == ["checkpoint"]
+    assert dict(box.asked)["gone"]["ids"] == ["r-1"]
     assert (report.ended[0]["state"], report.was_forced, report.error) == ("interrupted", False, None)
+    assert (report.gpus, report.was_audited) == ((), True)
 
 
 def test_kill_uses_force_after_the_grace(job, clock):
-    box = FakeBox({"status": [at_work()], "kill": [KILLED, {**KILLED, "alive": 2}]})
+    kills = [KILLED, {**KILLED, "alive": 2, "audited": False}]
+    box = FakeBox({"status": [at_work()], "kill": kills, "gone": [{**GONE, "alive": 2}]})
     report = kill.run(box, replace(job, grace_s=60))
     assert [args["mode"] for op, args in box.asked if op == "kill"] == ["checkpoint", "now"]
     assert clock.now == pytest.approx(90, abs=2)
     assert (report.error.code, report.error.values["count"], report.was_forced) == ("kill_incomplete", 2, True)
+    assert not report.was_audited
+
+
+@pytest.mark.parametrize(
+    ("left", "code", "values"),
+    [
+        ({"gpus": None}, None, None),
+        ({"gpus": [{"index": 1, "used_mib": 20_000, "pids": []}]}, "gpu_memory_orphaned", ("1", 20_000, None)),
+        (
+            {"alive": 1, "gpus": [{"index": 0, "used_mib": 9_000, "pids": [4711]}]},
+            "gpu_memory_held",
+            ("0", 9_000, "4711"),
+        ),
+    ],
+)
+def test_kill_says_who_still_holds_gpu_memory(job, clock, left, code, values):
+    box = FakeBox({"status": [at_work("killed")], "kill": [KILLED], "gone": [{**GONE, **left}]})
+    report = kill.run(box, job)
+    assert (report.error and report.error.code) == code
+    if code is not None:
+        assert report.error.exit_code == 6
+        assert tuple(report.error.values.get(key) for key in ("gpus", "mib", "pids")) == values
+        assert not set(error_lines(report.error, "zh")) & set(error_lines(report.error, "en")) - {"r-1"}
+    text = as_markdown(report, lang="en", see=SEE_PUBLIC)
+    assert ("could not be asked" in text) == (code is None)
+    assert "free again" not in text
 
 
 def test_kill_with_nothing_at_work_says_so(job):
-    box = FakeBox({"status": [STATUS], "kill": [{"ended": [], "alive": 0}]})
+    box = FakeBox({"status": [STATUS], "kill": [{"ended": [], "alive": 0, "audited": True}]})
     assert kill.run(box, job).ended == ()
 
 

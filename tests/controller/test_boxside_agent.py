@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.boxside import operations, sessions
+from controller.boxside import ending, operations, sessions
 from controller.boxside.__main__ import serve
 from controller.boxside.arguments import Arguments
 from controller.boxside.release_digest import release_digest
@@ -62,12 +62,19 @@ def digest(box):
 def test_questions_change_nothing(box):
     before = box.tree()
     facts = box.ask("facts", base_model_dir=str(box.folder / "none"), digest="0" * 16)
-    assert facts["base_model"] == {"exists": False, "config": False, "tokenizer": False, "missing": []}
+    assert facts["base_model"] == {
+        "exists": False, "config": False, "tokenizer": False, "missing": [], "adapter": False,
+    }  # fmt: skip
+    assert (facts["gpus_silent"], facts["health"]["driver"]) == (False, None)
+    assert abs(facts["health"]["time"] - time.time()) < 30
     assert (facts["release_present"], facts["locks"], facts["gpus"]) == (False, {"setup": None, "run": None}, None)
     status = box.ask("status")
     assert (status["run"], status["setup"], status["checkpoints"]) == (None, None, [])
     assert box.ask("manifest") == {"manifest": None}
-    assert box.ask("kill", mode="now", owner="alice") == {"ended": [], "alive": 0}
+    assert box.ask("kill", mode="now", owner="alice") == {"ended": [], "alive": 0, "audited": False}
+    assert box.ask("gone", ids=["20260503-000000-3fa1"]) == {
+        "alive": 0, "gpus": [], "has_gpus": False,
+    }  # fmt: skip
     for op in ("follow", "tail_log"):
         with pytest.raises(ProjectError, match="run_not_found"):
             box.ask(op, kind="train")
@@ -84,6 +91,7 @@ OPS = (
     "status",
     "tail_log",
     "kill",
+    "gone",
     "no",
 )
 
@@ -213,7 +221,8 @@ def test_a_setup_for_real(box, digest, chatml_model_dir):
     answer, lines = box.follow("setup", started["setup_id"])
     assert answer["state"] == "succeeded", "\n".join(lines)
     names = [line.rpartition("=")[2] for line in lines if line.startswith("ZY_EVENT name=step_started")]
-    assert names == ["check", "fetch", "environment", "corpus"]
+    assert names == ["check", "fetch", "environment", "smoke", "corpus"]
+    assert any("trained: 2 steps in " in line for line in lines)  # no number in the recipe: one rank, no DeepSpeed
     assert "[setup] environment PIP_INDEX_URL=<redacted>" in lines
     manifest = box.ask("manifest")["manifest"]
     assert manifest["classes"]["relation"]["samples"] >= 1
@@ -226,7 +235,8 @@ def test_a_setup_for_real(box, digest, chatml_model_dir):
     audit = json.loads(Path(box.data.audit).read_text().splitlines()[0])
     assert (audit["who"], audit["change"], audit["commit"]) == ("alice", "start_setup", "c0ffee")
     public = box.ask("tail_log", see="public")
-    assert "canary" not in public["text"]
+    assert public["lines"]
+    assert "canary" not in "".join(public["lines"])
 
 
 def test_a_setup_that_fails_says_why(box, digest):
@@ -266,7 +276,7 @@ def test_the_same_setup_is_joined_another_one_refused_and_kill_ends_it(box, dige
         assert box.ask("status")["secrets"] == ["ZY_DIALOG_URL"]
         steps = json.loads((Path(box.data.setups) / first / "spec.json").read_text())["steps"]
         assert {step["name"]: step["secrets"] for step in steps} == {
-            "check": [], "fetch": ["ZY_DIALOG_URL"], "environment": [], "corpus": [],
+            "check": [], "fetch": ["ZY_DIALOG_URL"], "environment": [], "smoke": [], "corpus": [],
         }  # fmt: skip
         box.write_manifest()
         with pytest.raises(ProjectError) as refusal:  # it may still change the corpus
@@ -421,7 +431,7 @@ def test_kill_now_ends_even_what_does_not_want_to(box, digest):
     box.follow("train", run_id, until="ZY_PROGRESS")
     child = box.attempts("train", run_id)[-1]["child"]["pid"]
     assert box.ask("kill", mode="now", owner="bob") == {
-        "ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0,
+        "ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0, "audited": True,
     }  # fmt: skip
     assert start_ticks(child) is None
     assert box.ask("status")["locks"]["run"] is None
@@ -434,6 +444,11 @@ def test_without_its_supervisor_a_run_is_lost_and_its_children_are_ended(box, di
     os.kill(box.supervisor_pid("train", run_id), signal.SIGKILL)
     answer, _ = box.follow("train", run_id)
     assert (answer["state"], answer["outcome"]) == ("lost", None)
+    assert box.ask("status")["run"]["remedy"] is None
+    with open(box.data.logs + f"/train-{run_id}.log", "a") as log:  # what killed the supervisor killed the trainer too
+        log.write("[1209600.1] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)\n")
+    assert box.ask("status")["run"]["remedy"] == "host_oom"
+    assert "known failure host_oom: " in "".join(box.ask("tail_log", see="public")["lines"])
     second = box.ask("start_train", **box.train_request(digest))["run_id"]
     assert start_ticks(box.attempts("train", run_id)[-1]["child"]["pid"]) is None
     assert box.follow("train", second)[0]["state"] == "succeeded"
@@ -443,12 +458,12 @@ def test_a_supervisor_that_does_not_answer_is_ended_and_its_last_step_kept(box, 
     box.write_manifest()
     run_id = box.ask("start_train", **box.train_request(digest, "stubborn", secrets={"TOKEN": "abcdefgh"}))["run_id"]
     box.follow("train", run_id, until="ZY_PROGRESS step=2")
-    subprocess.run(["tmux", "kill-server"], check=True)  # it would wake what is stopped
+    box.end_tmux()  # it would wake what is stopped
     supervisor = box.supervisor_pid("train", run_id)
     os.kill(supervisor, signal.SIGSTOP)
-    monkeypatch.setattr(operations, "END_PATIENCE_S", 0.5)
-    killed = operations.kill(Arguments({**box.places, "mode": "now", "owner": "bob"}))
-    assert killed == {"ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0}
+    monkeypatch.setattr(ending, "END_PATIENCE_S", 0.5)
+    killed = ending.kill(Arguments({**box.places, "mode": "now", "owner": "bob"}))
+    assert killed == {"ended": [{"kind": "train", "id": run_id, "state": "killed"}], "alive": 0, "audited": True}
     outcome = json.loads((Path(box.data.runs) / run_id / "outcome.json").read_text())
     assert (outcome["state"], outcome["signal"]) == ("killed", 9)
     assert outcome["last_step"] >= 2
@@ -507,8 +522,7 @@ def test_the_work_outlives_tmux(box, digest):
     box.write_manifest()
     run_id = box.ask("start_train", **box.train_request(digest, "long"))["run_id"]
     box.follow("train", run_id, until="ZY_PROGRESS")
-    subprocess.run(["tmux", "kill-server"], check=True)
-    time.sleep(0.5)
+    box.end_tmux()
     assert box.ask("status")["run"]["state"] == "running"
     box.ask("kill", mode="checkpoint", owner="bob")
     assert box.follow("train", run_id)[0]["state"] == "interrupted"

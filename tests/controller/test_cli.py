@@ -137,8 +137,12 @@ def test_failure_is_an_annotation_of_public_words(tmp_path):
 
 
 def test_lines_of_the_box_are_no_workflow_commands():
-    tail = {"id": "r", "text": "::add-mask::x\n##[error]y\n", "from_offset": 0, "size": 9, "hidden_lines": 0}
+    tail = {
+        "id": "r", "kind": "train", "state": "running", "lines": ["::add-mask::x", "##[error]y"], "rest": "::z",
+        "from_offset": 0, "next_offset": 9, "log_key": "a.0", "log_change": None, "size": 9, "hidden_lines": 0,
+    }  # fmt: skip
     _, out, _ = call("tail-log", {"tail_log": [tail]}, GITHUB_ACTIONS="true")
+    assert "add-mask" in out
     assert not any(line.startswith("::") or "##[" in line for line in out.splitlines())
 
 

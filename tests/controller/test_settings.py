@@ -2,9 +2,10 @@
 
 import pytest
 
-from controller.settings import SETTINGS, Settings
+from controller.settings import POWEROFF, SETTINGS, Settings
 from corpus_builder.errors import ProjectError
 from corpus_builder.say import LANGUAGES, format_error
+from trainer import on_end
 
 REACHABLE = {"ZY_GPU_HOST": "gpu-1.example", "ZY_GPU_USER": "trainer", "ZY_GPU_KEY": "the key"}
 
@@ -31,6 +32,13 @@ def test_values_are_stripped_and_empty_means_unset():
     assert (settings.lang, settings.mother_venv) == ("zh", None)
 
 
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("1", True), ("TRUE", True), ("yes", True), ("0", False), ("no", False), ("", False)]
+)
+def test_nothing_is_installed_unless_somebody_says_so(text, allowed):
+    assert Settings.from_environment({"ZY_ALLOW_INSTALL": text}).allow_install is allowed
+
+
 HOSTILE = ["-oProxyCommand=id", 'a"; touch x #', "$(id)", "`id`", "a b", "a\nb", "a\x00b", "a'b", "--", "a;b", "a|b"]
 
 
@@ -55,6 +63,8 @@ def test_a_hostile_value_is_refused_by_name(name, value):
         ("ZY_GPU_JUMP", "a@b@c"),
         ("ZY_GPU_JUMP", "jump:99999"),
         ("ZY_LANG", "fr"),
+        ("ZY_ALLOW_INSTALL", "maybe"),
+        ("ZY_ALLOW_INSTALL", "2"),
         ("ZY_CODING_TRAIN_DATA", "data"),
         ("ZY_CODING_TRAIN_DATA", "/"),
         ("ZY_CODING_TRAIN_DATA", "/data/../etc"),
@@ -65,12 +75,20 @@ def test_a_hostile_value_is_refused_by_name(name, value):
         ("AWS_ENDPOINT_URL", "s3.example"),
         ("AWS_ENDPOINT_URL", "https://user:pw@s3.example"),
         ("ZY_FETCH_ALLOW", "ok.example, -bad"),
+        ("ZY_ON_END", "sh -c 'unfinished"),
+        ("ZY_ON_END", "''\nrm"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name, value):
     error = refusal(**{name: value})
     assert error.values["name"] == name
     assert "Value error" not in str(error)
+
+
+@pytest.mark.parametrize("wish", ["poweroff", "sh -c 'curl -s https://h/off; echo $(id)'", '"a b" c'])
+def test_a_wish_for_the_end_is_poweroff_or_any_command(wish):
+    assert Settings.from_environment({"ZY_ON_END": f" {wish} "}).on_end == wish
+    assert POWEROFF == on_end.POWEROFF
 
 
 @pytest.mark.parametrize("host", ["gpu-1", "10.0.0.7", "2001:db8::7", "fe80::1%eth0", "GPU_1.a.cn", "机器.example"])

@@ -7,6 +7,7 @@ import pytest
 from controller.markdown import duration, escape, fence, number, table
 from controller.reports import (
     KillReport,
+    Notice,
     SetupReport,
     StatusReport,
     Step,
@@ -63,6 +64,12 @@ STATUS = {
 
 REPORTS = {
     "setup": setup_report(),
+    "smoke": setup_report(
+        error=ProjectError("smoke_failed", path="/v/bin/python", reason=Named("x")), state="failed", manifest=None,
+        remedy="driver_too_old",
+        box={"python": "3.10", "tmux": None, "gpus": [{"name": "V100"}] * 4, "health": {"os": "Ubuntu 22.04"}},
+        notices=(Notice(key="shm_small", values={"gib": 0.06, "ranks": 4}),),
+    ),
     "gate": setup_report(error=ProjectError("gate_failed", gates="total (5 < 100)"), state="failed"),
     "train": train_report(),
     "started": train_report(points=(), state="starting", checkpoints=()),
@@ -75,7 +82,13 @@ REPORTS = {
     "no log": TailReport(action="tail-log", log_id="", text="", size=0, from_offset=0, hidden_lines=0),
     "kill": KillReport(action="kill", ended=({"kind": "train", "id": "r", "state": "lost"},), alive=0, was_forced=True),
     "nothing": KillReport(action="kill", ended=(), alive=0),
-    "dry run": StepsReport(action="setup-only", steps=(Step(key="build_corpus", values={"plan": "p"}),)),
+    "dry run": StepsReport(
+        action="setup-only",
+        steps=(
+            Step(key="install_tmux", values={}), Step(key="install_tmux", values={}, is_needed=False),
+            Step(key="smoke", values={}), Step(key="build_corpus", values={"plan": "p"}),
+        ),
+    ),
     "dry run of nothing": StepsReport(action="status", steps=()),
 }  # fmt: skip
 
@@ -107,6 +120,19 @@ def test_setup_counts_every_class_also_those_without_a_sample():
     assert found["soul"][1:] == ["1", "5", "1", "12,345", "678", "0", "≥ 67% of the listed files"]
     assert found["relation"][1:] == ["0"] * 6 + ["≥ 100 dialogs"]
     assert found["Total"][1:] == ["1", "5", "1", "12,345", "678", "0", "≥ 300"]
+
+
+@pytest.mark.parametrize(("lang", "remedy", "warning"), [("en", "driver", "0.06 GiB"), ("zh", "驱动", "0.06 GiB")])
+def test_setup_that_failed_says_its_remedy_and_what_troubles_the_machine(lang, remedy, warning):
+    failed = REPORTS["smoke"]
+    lines = as_markdown(failed, lang=lang, see=SEE_PUBLIC).splitlines()
+    said = [line for line in lines if line.startswith("> ") and not line.startswith("> **")]
+    assert len(said) == 1
+    assert remedy in said[0]
+    assert [line for line in lines if line.startswith("- ⚠️") and warning in line]
+    assert ["GPUs" if lang == "en" else "GPU", "4 × V100"] in rows("\n".join(lines))
+    trained = as_markdown(train_report(setup=failed), lang=lang, see=SEE_PUBLIC)
+    assert "- ⚠️" in trained
 
 
 def test_gates_show_verdict_and_numbers_and_the_missing_file_is_named():

@@ -86,7 +86,7 @@ def test_threads_that_ask_at_a_time_are_told_the_same(frame):
             shared = TokenBytes(frame.spelling, frame.stop)
             with ThreadPoolExecutor(4) as pool:
                 parts = [ids[at : at + 40] for at in range(0, len(ids), 40)]
-                found = list(pool.map(lambda part: shared.decode(part)[0], parts))
-            assert np.concatenate(found).tobytes() == alone[0].tobytes()
+                found = list(pool.map(shared.decode, parts))
+            assert np.concatenate([ids_bytes for ids_bytes, _ in found]).tobytes() == alone[0].tobytes()
     finally:
         sys.setswitchinterval(interval)

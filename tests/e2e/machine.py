@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,53 @@ import yaml
 
 from corpus_builder.sample import Message, Sample
 from tests.servers import DemoSshd
+from tests.smoke_receipt import place_receipt
 from tests.tiny_run import write_base_model
 from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
-from trainer.run_paths import DataPaths
+from trainer.run_paths import DataPaths, RootPaths
 
 ROOT = Path(__file__).parents[2]
 CANARY = "zqcanaryxv"
 DIALOGS = 6
+#: What of each recipe asks something of the environment: two steps of a tiny model are proved once for all machines.
+SMOKED = {
+    "tiny.yaml": {"gpus": 2, "device": "cpu", "deepspeed": "zero3_offload"},
+    "alone.yaml": {"gpus": 1, "device": "cpu", "deepspeed": "none"},
+}
 TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine, the person's repository, and the settings that reach the one from the other."""
+    """The machine, the person's repository, and the settings that reach the one from the other.
+
+    `place` is the folder of data and code, `recipe` what is trained: `tiny.yaml` on two ranks, `alone.yaml` in one
+    plain process, which is there in a third of the time and takes the same steps to the last bit.
+    """
 
     folder: Path
     sshd: DemoSshd
     extra: dict[str, str] = field(default_factory=dict)
+    place: str = ""
+    recipe: str = "tiny.yaml"
 
     @property
     def data(self) -> DataPaths:
-        return DataPaths(str(self.folder / "data"))
+        return DataPaths(str(self.folder / self.place / "data"))
+
+    @property
+    def root(self) -> RootPaths:
+        return RootPaths(str(self.folder / self.place / "root"))
+
+    def at(self, place: str, *, recipe: str | None = None, **extra: str) -> Machine:
+        """Return the same machine with data and code in another folder."""
+        (self.folder / place).mkdir(exist_ok=True)
+        return replace(self, place=place, recipe=recipe or self.recipe, extra={**self.extra, **extra})
+
+    def behind(self, port: int) -> Machine:
+        """Return the same machine, reached through whatever listens on another port of this host."""
+        pins = self.sshd.known_hosts.replace(f":{self.sshd.port} ", f":{port} ")
+        return replace(self, extra={**self.extra, "ZY_GPU_PORT": str(port), "ZY_GPU_KNOWN_HOSTS": pins})
 
     @property
     def repository(self) -> Path:
@@ -62,7 +88,7 @@ class Machine:
             **self.sshd.settings(),
             "ZY_LANG": "en",
             "ZY_CODING_TRAIN_DATA": self.data.data,
-            "ZY_CODING_TRAIN_ROOT": str(self.folder / "root"),
+            "ZY_CODING_TRAIN_ROOT": self.root.root,
             "ZY_MOTHER_VENV": sys.prefix,
             **self.extra,
         }
@@ -76,7 +102,9 @@ class Machine:
         """Return the command line of an action as a person types it."""
         wish: list[str] = []
         if action.startswith("setup"):
-            wish = ["--recipe", "tiny.yaml", "--repo-root", str(self.repository), "--dialog-zip", str(self.dialog_zip)]
+            if not Path(self.root.root).exists():
+                place_receipt(self.root.root, **SMOKED[self.recipe])
+            wish = ["--recipe", self.recipe, "--repo-root", str(self.repository), "--dialog-zip", str(self.dialog_zip)]
         return [sys.executable, "-m", "controller.cli", action, *wish, *options]
 
     def zy(self, action: str, *options: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -87,10 +115,10 @@ class Machine:
         )  # fmt: skip
 
     @contextmanager
-    def started(self, action: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    def started(self, action: str, *options: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
         """An action that is looked at while it runs; what still runs at the end of the block is ended."""
         with subprocess.Popen(
-            self.argv(action, *options), env=self.environment(), cwd=self.folder, text=True,
+            self.argv(action, *options), env=self.environment(**changes), cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as child:  # fmt: skip
             try:
@@ -143,18 +171,66 @@ class Machine:
                 is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
             except OSError:
                 continue
-            if b"ZY_SUPERVISED=" in words and str(self.folder).encode() in words and not is_zombie:
+            if b"ZY_SUPERVISED=" in words and str(self.folder / self.place).encode() in words and not is_zombie:
                 found.append(int(entry.name))
         return found
+
+    def supervisor(self, kind: str, work_id: str) -> int:
+        """Return the process that supervises a run (`runs`) or a setup (`setups`)."""
+        path = Path(self.data.data) / kind / work_id / "supervisor.json"
+        return int(json.loads(path.read_text("utf-8"))["attempts"][-1]["process"]["pid"])
+
+    def runs(self) -> dict[str, Any]:
+        """Return every run that lies on the machine, with its outcome (None: there is none)."""
+        folder = Path(self.data.runs)
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {path.name: _read_json(path / "outcome.json") for path in found}
+
+    def reboot(self) -> None:
+        """Kill everything that works here, and let every file speak of another boot."""
+        pids = self.processes()
+        for path in Path(self.data.data).glob("*/*/supervisor.json"):
+            pids += [attempt["process"]["pid"] for attempt in json.loads(path.read_text())["attempts"]]
+        for pid in pids:
+            with suppress(OSError):
+                if str(self.folder / self.place).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        _end_tmux(self.folder / "tmux")
+        until(lambda: not self.processes(), "what was killed is gone")
+        here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        files = [*Path(self.data.data).glob("*/*/*.json"), *Path(self.root.locks).rglob("*.json")]
+        texts = {path: path.read_text("utf-8") for path in files}
+        assert any(here in text for text in texts.values())
+        for path, text in texts.items():
+            path.write_text(text.replace(here, "00000000-0000-4000-8000-000000000000"), "utf-8")
 
     def audit(self) -> list[dict[str, Any]]:
         """Return who did what."""
         return [json.loads(line) for line in Path(self.data.audit).read_text("utf-8").splitlines()]
 
 
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def until(holds: Callable[[], object], what: str, *, timeout_s: float = 60) -> None:
+    """Return as soon as `holds()`; fail after `timeout_s`."""
+    give_up = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < give_up, f"never came: {what}"
+        time.sleep(0.02)
+
+
 @contextmanager
-def running_machine(folder: Path, **extra: str) -> Iterator[Machine]:
-    """A machine for as long as the block lasts; whatever it still does then is ended."""
+def running_machine(folder: Path, *, of_user: Mapping[str, str] | None = None, **extra: str) -> Iterator[Machine]:
+    """A machine for as long as the block lasts; whatever it still does then is ended.
+
+    Args:
+        of_user: More variables for whoever logs in; `extra` are more settings.
+    """
     with ExitStack() as stack:
         tmux = folder / "tmux"
         tmux.mkdir(parents=True)
@@ -162,6 +238,7 @@ def running_machine(folder: Path, **extra: str) -> Iterator[Machine]:
             "TMUX_TMPDIR": str(tmux),
             EXTENSIONS_DIR: extensions_dir(sys.executable),
             "CUDA_VISIBLE_DEVICES": "",
+            **(of_user or {}),
         }
         sshd = stack.enter_context(DemoSshd(folder / "ssh", home=folder / "home", environment=for_user))
         machine = Machine(folder, sshd, dict(extra))
@@ -205,7 +282,7 @@ def write_dialogs(path: Path) -> None:
 
 
 def write_recipe(machine: Machine) -> None:
-    """Write the person's own plan and recipe: two ranks on the CPU, ZeRO-3 with the optimizer offloaded."""
+    """Write the person's own plan and recipes: two ranks on the CPU, ZeRO-3 with the optimizer offloaded; and one."""
     plan = {
         "name": "tiny",
         "system_prompt": "You keep a lighthouse.",
@@ -230,7 +307,8 @@ def write_recipe(machine: Machine) -> None:
         "packing": False, "device": "cpu", "deepspeed": "zero3_offload", "allow_few_steps": True,
         "report_every_steps": 1, "logging_steps": 1, "save_steps": 1000,
     }  # fmt: skip
-    for name, values in (("plan.yaml", plan), ("tiny.yaml", recipe)):
+    alone = {"gpus": 1, "deepspeed": "none", "num_train_epochs": 1, "packing": True, "name": "alone"}
+    for name, values in (("plan.yaml", plan), ("tiny.yaml", recipe), ("alone.yaml", recipe | alone)):
         (machine.repository / name).write_text(yaml.safe_dump(values, allow_unicode=True), "utf-8")
 
 

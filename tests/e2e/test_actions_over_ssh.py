@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,19 @@ def test_setup_only_counts_every_class(machine):
 def test_setup_again_sends_no_code(machine):
     done = machine.zy("setup-only", "--dry-run")
     assert "send nothing: release" in done.stdout
+
+
+def test_failed_installation_says_its_remedy_and_leaves_the_environment_in_use(machine, tmp_path):
+    noted = Path(machine.root.venvs) / "current.json"
+    before = noted.read_bytes()
+    nowhere = {"ZY_MOTHER_VENV": "", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    done = machine.zy("setup-only", "--json", GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"), **nowhere)
+    assert done.returncode == 4, done.stderr
+    report = report_of(done)
+    assert (report["error"]["code"], report["remedy"]) == ("environment_failed", "packages_unreachable")
+    assert "PIP_INDEX_URL" in (tmp_path / "summary.md").read_text("utf-8")
+    assert noted.read_bytes() == before
+    assert json.loads(before)["python"] == f"{sys.prefix}/bin/python"
 
 
 def test_summary_is_written_where_it_is_asked_for(machine, tmp_path):
@@ -198,10 +214,13 @@ def test_resolved_recipe_lies_with_the_run_and_names_its_origins(machine):
 
 def test_second_training_is_refused_by_name_and_kill_saves_a_checkpoint(machine):
     before = machine.run_id()
-    started = machine.zy("setup-and-train", "--confirm", "--watch-minutes", "0", *LONG)
+    started = machine.zy("setup-and-train", "--confirm", "--watch-minutes", "0", *LONG, ZY_ON_END="true 'a b'")
     assert started.returncode == 0, started.stderr
     assert "goes on by itself" in started.stdout
     run = machine.wait_for_step(after=before)
+    assert machine.status()["secrets"] == ["ZY_ON_END"]
+    own_tmux = {"PATH": os.environ["PATH"], "TMUX_TMPDIR": str(machine.folder / "tmux")}
+    subprocess.run(["tmux", "kill-server"], env=own_tmux, check=True)
 
     second = machine.zy("setup-and-train", "--confirm", *LONG)
     assert second.returncode == 8
@@ -209,10 +228,19 @@ def test_second_training_is_refused_by_name_and_kill_saves_a_checkpoint(machine)
 
     late = machine.zy("kill", "--dry-run")
     assert run["id"] in late.stdout
-    killed = machine.zy("kill", "--json")
+    cursor = report_of(machine.zy("tail-log", "--json"))["cursor"]
+    with machine.started("tail-log", "--follow", "--from-offset", cursor) as following:
+        killed = machine.zy("kill", "--json")
+        followed, _ = following.communicate(timeout=120)
     assert killed.returncode == 0, killed.stderr
     [ended] = report_of(killed)["ended"]
     assert (ended["id"], ended["state"]) == (run["id"], "interrupted")
+    assert (report_of(killed)["alive"], report_of(killed)["gpus"], report_of(killed)["was_audited"]) == (0, [], True)
+    assert following.returncode == 6, followed  # what became of the run
+    assert "ZY_EVENT name=stop_requested" in followed
+    first = int(re.search(r"ZY_PROGRESS step=(\d+) ", followed)[1])
+    assert first > run["last_step"]  # from the cursor on, not from the beginning; the end of tmux ended nothing
+    assert machine.status()["secrets"] == []
     assert machine.processes() == []
     kept = [item for item in machine.status()["checkpoints"] if item["run"] == run["id"]]
     assert [item["complete"] for item in kept] == [True]
@@ -233,7 +261,7 @@ def test_trainer_that_dies_makes_the_action_fail(machine):
 
 def is_rank(pid):
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b"trainer.train" in words and b"deepspeed.launcher.launch" not in words and b"--num_gpus" not in words
+    return b"trainer.train" in words and b"deepspeed.launcher.launch" not in words
 
 
 def test_everything_that_changed_the_machine_is_in_the_audit(machine):

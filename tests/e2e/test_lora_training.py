@@ -14,16 +14,15 @@ from trainer.base_model import find_model_faults
 from trainer.merge import distance
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-#: Each preset once in `make test`; with the other method in the soak, which has the time.
+#: Each method once in `make test` (`zero3_offload` with all weights: test_training.py); the others in the soak.
 EACH_PRESET = [
-    ("zero2_offload", "full"),
-    ("zero3", "lora"),
-    ("zero3_offload", "lora"),
+    ("zero2_offload", "lora"),
     ("zero3_offload_params", "full"),
     *(
         pytest.param(preset, method, marks=pytest.mark.soak)
         for preset, method in [
-            ("zero2_offload", "lora"), ("zero3", "full"), ("zero3_offload", "full"), ("zero3_offload_params", "lora"),
+            ("zero2_offload", "full"), ("zero3", "full"), ("zero3", "lora"), ("zero3_offload", "full"),
+            ("zero3_offload", "lora"), ("zero3_offload_params", "lora"),
         ]
     ),
 ]  # fmt: skip
@@ -92,6 +91,7 @@ def test_merging_changes_what_was_adapted_and_nothing_else(two_ranks, base_dir):
     assert kept == {name for name in base if "norm" in name or "bias" in name or "embed" in name}
 
 
+@pytest.mark.soak
 def test_a_stopped_run_of_two_ranks_goes_on_where_it_was(two_ranks, base_dir, tmp_path):
     undisturbed, whole = two_ranks
     run = make_run(tmp_path, base_dir, tiny_samples(), lora=LORA, **TWO_RANKS)
@@ -108,6 +108,7 @@ def test_a_stopped_run_of_two_ranks_goes_on_where_it_was(two_ranks, base_dir, tm
     assert all(torch.allclose(merged[name], meant[name], rtol=0, atol=1e-6) for name in meant)
 
 
+@pytest.mark.soak
 def test_one_process_with_dropout_resumes_to_the_same_weights(base_dir, tmp_path):
     """Dropout draws from the state that the checkpoint keeps."""
     keys = {"lora": LORA | {"lora_dropout": 0.2, "merge": False}, "num_train_epochs": 1} | ALONE
@@ -162,7 +163,11 @@ def test_every_preset_gives_the_curve_and_the_weights_of_one_process(few_steps, 
 
 @pytest.mark.parametrize(
     ("preset", "method"),
-    [("zero2_offload", "lora"), ("zero3_offload", "full"), ("zero3_offload", "lora")],
+    [
+        ("zero3_offload", "lora"),
+        pytest.param("zero2_offload", "lora", marks=pytest.mark.soak),
+        pytest.param("zero3_offload", "full", marks=pytest.mark.soak),
+    ],
 )
 def test_what_a_rank_holds_and_what_training_changes(base_dir, tmp_path, preset, method):
     """ZeRO-3 leaves each rank half of the base from the start; ZeRO-2 leaves it whole. LoRA never touches it."""

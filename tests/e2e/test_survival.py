@@ -33,6 +33,7 @@ from trainer.run_paths import CHECKPOINT, CHECKPOINT_COMPLETE
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SMALL = {"packing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "save_steps": 3}
 SAMPLES = tiny_samples(22) + [replace(sample, split="validation") for sample in tiny_samples(27)[22:]]
+ADAPTER = {"r": 8, "lora_alpha": 64, "lora_dropout": 0.0}
 TWO_RANKS = Place(0, 0, 2, True)
 
 
@@ -100,6 +101,7 @@ def test_a_kill_at_any_step_changes_no_bit_of_the_result(alone, base_dir, tmp_pa
     assert final_bytes(run) == final_bytes(undisturbed), f"killed at step {at}"
 
 
+@pytest.mark.soak
 def test_a_kill_changes_no_bit_of_adapters_that_are_trained_with_dropout(base_dir, tmp_path):
     """What a dropped neuron is follows from the random state: it goes on as well."""
     lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.2}
@@ -153,6 +155,7 @@ class SaveKiller:
                     self.killed = path
 
 
+@pytest.mark.soak
 def test_looking_at_held_out_samples_changes_no_bit_of_the_result(alone, base_dir, tmp_path):
     undisturbed, ended = alone
     assert "evaluated" in ended.events
@@ -285,8 +288,20 @@ def test_checkpoints_of_the_model_alone_are_small_and_cannot_be_resumed(alone, b
     assert second.exit_code == 2
 
 
-@pytest.mark.parametrize("is_alone", [True, False])
-@pytest.mark.parametrize("lora", [None, {"r": 8, "lora_alpha": 64, "lora_dropout": 0.0}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "is_alone"),
+    [
+        pytest.param(None, False, id="full-two ranks"),
+        *(
+            pytest.param(lora, is_alone, marks=pytest.mark.soak, id=name)
+            for name, lora, is_alone in (
+                ("full", None, True),
+                ("lora", ADAPTER, True),
+                ("lora-two ranks", ADAPTER, False),
+            )
+        ),
+    ],
+)
 def test_the_result_is_the_best_checkpoint_and_the_run_ends_early(base_dir, tmp_path, is_alone, lora):
     """Far too high a rate for two layers: the held-out loss falls first, then it rises."""
     run = make(
@@ -313,6 +328,7 @@ def test_the_result_is_the_best_checkpoint_and_the_run_ends_early(base_dir, tmp_
     assert read_mark(Path(run.paths.checkpoint(last))).stale_looks == 4
 
 
+@pytest.mark.soak
 def test_the_last_weights_are_the_result_where_they_are_the_best(base_dir, tmp_path):
     run = make(tmp_path, base_dir, load_best_model_at_end=True)
     ended = run.launch(alone=True)
@@ -330,7 +346,7 @@ def test_held_out_samples_that_are_wanted_and_missing_are_named_before_the_model
     assert "precision" not in ended.events
 
 
-@pytest.mark.parametrize(("is_alone", "norm"), [(True, "nan"), (False, "inf")])
+@pytest.mark.parametrize(("is_alone", "norm"), [(True, "nan"), pytest.param(False, "inf", marks=pytest.mark.soak)])
 def test_a_gradient_that_is_no_number_stops_the_run_although_its_loss_is_one(base_dir, tmp_path, is_alone, norm):
     """Embeddings of 1e-22 before a norm without epsilon: what comes out is 1, and its slope leaves 32 bits.
 

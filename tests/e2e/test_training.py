@@ -10,6 +10,7 @@ from trainer.arguments import Schedule, learning_rate_at
 from trainer.base_model import find_model_faults
 from trainer.checkpoints import complete_checkpoints
 from trainer.encode import encode_corpus
+from trainer.remedies import find_remedy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 #: Of a run that nothing disturbs, without held-out samples and checkpoints; others may come between.
@@ -36,6 +37,11 @@ def test_two_ranks_train_to_a_result(two_ranks):
     assert [name for name in ended.events if name in KNOWN_EVENTS] == KNOWN_EVENTS
     assert ended.points[-1].loss < 0.7 * ended.points[0].loss
     assert {"loss_soul", "loss_tool", "tok", "gnorm", "attempt"} <= set().union(*(p.extras for p in ended.points))
+
+
+def test_the_log_of_a_run_that_went_well_shows_no_known_failure(two_ranks):
+    _, ended = two_ranks
+    assert find_remedy(ended.stdout + ended.stderr) is None
 
 
 def test_the_learning_rate_is_the_cosine(two_ranks, base_dir):

@@ -10,8 +10,9 @@ import yaml
 
 from controller.github import INPUT_NAMES
 from tests.e2e.act import Act, copy_repository
-from tests.e2e.machine import CANARY, running_machine
+from tests.e2e.machine import CANARY, SMOKED, running_machine
 from tests.servers import find_sshd, running_storage
+from tests.smoke_receipt import place_receipt
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,6 +32,7 @@ HOSTILE = ('"; touch x #', "$(touch x)", "`touch x`", "a\ntouch x", "-rf", "--he
 def machine(tmp_path_factory):
     with running_machine(tmp_path_factory.mktemp("machine")) as running:
         add_recipes(running)
+        place_receipt(running.root.root, **SMOKED["tiny.yaml"])
         yield running
 
 
@@ -38,12 +40,13 @@ def add_recipes(machine):
     """Beside the short recipe: one that runs for an hour, one that the trainer cannot start, a plan that stops."""
     recipe = yaml.safe_load((machine.repository / "tiny.yaml").read_text("utf-8"))
     plan = yaml.safe_load((machine.repository / "plan.yaml").read_text("utf-8"))
-    broken = machine.folder / "broken.json"
-    broken.write_text(json.dumps({"train_batch_size": "auto", "zero_optimization": {"stage": 7}}), "utf-8")
+    broken = Path(shutil.copytree(machine.base_model, machine.folder / "broken"))  # whole as files go
+    config = json.loads((broken / "config.json").read_text("utf-8"))
+    (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}), "utf-8")
     strict = {**plan, "gates": {**plan["gates"], "total_stop_below": 1000}}
     files = {
         "long.yaml": {**recipe, "num_train_epochs": 4000, "save_steps": 100000},
-        "broken.yaml": {**recipe, "deepspeed": str(broken)},
+        "broken.yaml": {**recipe, "base_model_dir": str(broken)},
         "strict.yaml": {**recipe, "plan": "strict-plan.yaml"},
         "strict-plan.yaml": strict,
     }

@@ -93,4 +93,4 @@ def test_an_adapter_answers_on_its_base(tiny_dir, tmp_path):
 
     done = ask(adapter, tmp_path / "out2.json", {"ask": ASKED})
     (error,) = filter(None, map(parse_error_line, done.stderr.splitlines()))
-    assert error.code == "base_model_no_config"  # an adapter's folder alone is not a model
+    assert error.code == "base_model_is_adapter"  # an adapter's folder alone is not a model

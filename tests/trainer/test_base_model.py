@@ -147,7 +147,7 @@ def test_a_pickled_adapter(adapter):
 
 
 def test_an_adapter_is_no_base_model(adapter):
-    with pytest.raises(ProjectError, match="base_model_no_config"):
+    with pytest.raises(ProjectError, match="base_model_is_adapter"):
         check_base_model(str(adapter))
 
 

@@ -22,8 +22,9 @@ def age(path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_what_a_killed_build_left_goes(lock, tmp_path):
-    age(lock, 2 * YOUNG_S)
+@pytest.mark.parametrize("seconds", [2 * YOUNG_S, -3600], ids=["old", "of before the clock was set back"])
+def test_what_a_killed_build_left_goes(lock, tmp_path, seconds):
+    age(lock, seconds)
     assert drop_stale_locks(str(tmp_path)) == ["cpu_adam"]
     assert not lock.exists()
     assert lock.parent.is_dir()

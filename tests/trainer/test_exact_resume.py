@@ -1,11 +1,13 @@
 """DeepSpeed's CPU Adam after a resume: the very steps that an undisturbed run takes, on its own compiled kernel."""
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.exact_resume import replay_steps
 
 pytestmark = pytest.mark.e2e
@@ -48,6 +50,7 @@ class Trained:
 def trained():
     patch = pytest.MonkeyPatch()
     patch.setenv("DS_ACCELERATOR", "cpu")
+    patch.setenv(EXTENSIONS_DIR, extensions_dir(sys.executable))  # where a setup has built the kernel
     yield Trained()
     patch.undo()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -64,26 +65,44 @@ def recipe_of(**keys) -> Recipe:
 
 
 def test_the_command_for_gpus_names_them():
-    assert train_argv("/r/recipe.json", "python", ranks=2, gpus=(0, 2), master_port=29501) == [
-        "python", "-m", "deepspeed.launcher.runner", "--include", "localhost:0,2", "--no_local_rank",
-        "--master_addr", "127.0.0.1", "--master_port", "29501", "--module", "trainer.train", "/r/recipe.json",
+    command = train_argv("/r/recipe.json", "python", ranks=2, gpus=(0, 2), master_port=29501)
+    assert command[:3] + command[4:] == [
+        "python", "-m", "deepspeed.launcher.launch", "--no_local_rank", "--master_addr", "127.0.0.1",
+        "--master_port", "29501", "--module", "trainer.train", "/r/recipe.json",
     ]  # fmt: skip
+    name, _, encoded = command[3].partition("=")
+    assert (name, json.loads(base64.urlsafe_b64decode(encoded))) == ("--world_info", {"localhost": [0, 2]})
 
 
-def test_deepspeeds_launcher_takes_these_words():
-    """Its own parser reads them; nothing is launched."""
-    code = (
-        "import sys, json\nfrom deepspeed.launcher.runner import parse_args, parse_inclusion_exclusion\n"
-        "args = parse_args(json.loads(sys.argv[1]))\n"
-        "print(dict(parse_inclusion_exclusion({'localhost': 4}, args.include, args.exclude)), args.master_port, "
-        "args.module, args.user_script, args.user_args)\n"
-    )
-    words = train_argv("/r/recipe.json", "python", ranks=2, gpus=(0, 2), master_port=29501)[3:]
+@pytest.mark.parametrize(("gpus", "words"), [((0, 2), ["--include", "localhost:0,2"]), (None, ["--num_gpus", "2"])])
+def test_the_deepspeed_command_would_go_on_with_the_same_words(gpus, words):
+    """Its own first half is run on the numbers, as far as the process that it would start."""
+    code = """
+import subprocess, sys
+from deepspeed.launcher import runner
+popen = subprocess.Popen
+def start(command, *args, **more):
+    if "deepspeed.launcher.launch" not in command:
+        return popen(command, *args, **more)  # it looks at the machine
+    print(*command[1:])
+    sys.exit()
+runner.subprocess.Popen = start
+runner.fetch_hostfile = lambda path: None
+runner.get_accelerator().device_count = lambda: 4
+runner.main(sys.argv[1:])
+"""
+    options = ["--no_local_rank", "--master_addr", "127.0.0.1", "--master_port", "29501", "--module"]
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(words)], capture_output=True, text=True, check=True,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        [sys.executable, "-c", code, *words, *options, "trainer.train", "/r/recipe.json"],
+        capture_output=True, text=True, check=True, env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == ("{'localhost': [0, 2]} 29501 True trainer.train ['/r/recipe.json']")
+    said = done.stdout.splitlines()[-1].split()
+    ours = train_argv("/r/recipe.json", "python", ranks=2, gpus=gpus, master_port=29501)
+    flags = {word for word in ours[3:] if word.startswith("--")} - {"--master_addr", "--master_port"}
+    assert said[1:3] == ours[1:3]
+    assert flags <= set(said)
+    assert {"--master_addr=127.0.0.1", "--master_port=29501"} <= set(said)
+    assert said[-2:] == ours[-2:]
 
 
 def test_one_process_on_a_cpu_goes_without_deepspeed(tmp_path, tiny_dir):

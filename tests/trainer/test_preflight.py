@@ -14,6 +14,7 @@ from trainer.arguments import PRESETS_DIR, load_deepspeed
 from trainer.machine import read_available_bytes, read_cgroup_free_bytes, read_machine
 from trainer.pace import find_pace
 from trainer.preflight import (
+    LIBRARIES_BYTES,
     MAX_LIVE,
     PEAK_TFLOPS,
     Wish,
@@ -143,6 +144,23 @@ def test_lora_trains_what_it_targets():
     assert with_head == 8 * LAYERS * 2 * HIDDEN + VOCABULARY * HIDDEN
     trained = size.trained(Lora())
     assert estimate(wish(trained=trained, has_head_trained=False)).host_bytes < 0.05 * estimate(wish()).host_bytes
+
+
+def test_merging_takes_a_copy_of_the_base_on_the_host_while_the_ranks_hold_theirs():
+    size = replace(qwen_7b(), stored_bytes=15_200_000_000)
+    lora = wish(size=size, trained=1000, has_head_trained=False)
+    kept, merged = estimate(lora), estimate(replace(lora, is_merged=True))
+    copy = size.stored_bytes + 4 * VOCABULARY * HIDDEN + LIBRARIES_BYTES
+    gathered = part(kept, "save", "weights gathered to be saved").host_bytes
+    states = sum(one.host_bytes for one in kept.moments["save"]) - gathered
+    assert merged.host_bytes == pytest.approx(copy + states)
+    assert kept.host_bytes < copy
+    assert merged.gpu_bytes == kept.gpu_bytes
+    on_cpu = replace(lora, is_on_gpu=False, is_merged=True)
+    assert estimate(on_cpu).host_bytes > estimate(replace(on_cpu, is_merged=False)).host_bytes
+    free = {"gpu_free_bytes": None, "host_free_bytes": 8 << 30}
+    assert advise(replace(lora, is_merged=True), {}, **free) == "lora.merge: false"
+    assert advise(lora, {}, **free) != "lora.merge: false"
 
 
 def test_a_base_in_4_bits_takes_a_third():

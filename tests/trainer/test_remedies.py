@@ -17,7 +17,7 @@ import pytest
 
 from corpus_builder.errors import parse_error_line
 from corpus_builder.say import LANGUAGES, say
-from tests.tiny_run import make_run, tiny_samples, write_base_model
+from tests.tiny_run import tiny_samples, write_base_model
 from trainer.progress import EVENTS, Event, parse_line
 from trainer.remedies import FRAMES_WINDOW, REMEDIES, find_remedy
 
@@ -384,10 +384,3 @@ def test_the_installed_packages_say_it_so(fail, code, model_dir, monkeypatch):
     with pytest.raises(Exception) as caught:  # noqa: PT011 (the packages raise what they like)
         fail(model_dir, monkeypatch)
     assert code_in(HEALTHY + "".join(traceback.format_exception(caught.value)) + CONSEQUENCES) == code
-
-
-@pytest.mark.e2e
-def test_the_log_of_a_real_run_that_went_well_shows_nothing(tmp_path, base_model_dir):
-    ended = make_run(tmp_path, base_model_dir, tiny_samples(), num_train_epochs=1).launch()
-    assert ended.exit_code == 0
-    assert code_in(ended.stdout + ended.stderr) is None

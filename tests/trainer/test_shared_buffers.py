@@ -29,6 +29,11 @@ def test_a_mapped_buffer_stays(buffer, tmp_path):
     assert drop_dead_buffers(tmp_path) == 1
 
 
+def test_what_a_dead_run_left_before_the_clock_was_set_back_goes(buffer, tmp_path):
+    os.utime(buffer, (time.time() + 3600,) * 2)
+    assert drop_dead_buffers(tmp_path) == 1
+
+
 def test_a_fresh_buffer_stays(buffer, tmp_path):
     os.utime(buffer)
     assert drop_dead_buffers(tmp_path) == 0

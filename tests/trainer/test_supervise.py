@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from corpus_builder.errors import ProjectError, format_error_line
+from trainer import on_end
 from trainer.children import Child, child_from_json, find_members
 from trainer.locks import Lock, identify, read_lock, start_ticks
 from trainer.run_paths import RunPaths, run_paths, setup_paths
@@ -70,6 +72,7 @@ class Supervise:
     ) -> Supervised:
         train = kind == "train"
         secrets, step_keys = more.pop("secrets", None), more.pop("step_keys", {})
+        path = more.pop("path", os.environ["PATH"])
         paths = run_paths(str(self.data), VERSION, name) if train else setup_paths(str(self.data), name)
         os.makedirs(paths.folder, mode=0o700)
         steps = [
@@ -87,7 +90,7 @@ class Supervise:
         Path(paths.supervisor_spec).write_text(json.dumps(spec))
         popen = subprocess.Popen(
             [python, "-m", "trainer.supervise", paths.supervisor_spec],
-            env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "ZY_LR": "9"},
+            env={"PYTHONPATH": str(ROOT), "PATH": path, "ZY_LR": "9"},
             stdout=subprocess.DEVNULL,
         )
         self.started.append(Supervised(popen, paths, self.lock))
@@ -101,11 +104,26 @@ def supervise(tmp_path):
     for started in starter.started:
         started.popen.kill()
         started.popen.wait()
+        for pid in left_behind(started):
+            os.kill(pid, signal.SIGKILL)
         for attempt in (
             started.json(started.paths.supervisor)["attempts"] if Path(started.paths.supervisor).exists() else []
         ):
             for pid in find_members(child_from_json(attempt["child"])) if attempt["child"] else []:
                 os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(run: Supervised) -> list[int]:
+    """Return who still has the supervisor's command line: the process that waits to do `ZY_ON_END`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if run.paths.supervisor_spec.encode() in words.split(b"\0") and int(entry.name) != run.popen.pid:
+            found.append(int(entry.name))
+    return found
 
 
 def final_made(paths_final: str) -> str:
@@ -282,15 +300,46 @@ except OSError: pass
 """
 
 
-def test_a_full_disk_leaves_no_process_no_lock_and_nothing_green(small_disk, supervise):
-    long = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); print('x' * 9000, flush=True); time.sleep(1)"
+#: Fills the disk and goes on as a program of its own, which writes where its pid is looked for.
+SELF = "import os; open({pid!r}, 'w').write(str(os.getpid()));"
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ("", ("succeeded", 0, None)),
+        ("raise SystemExit('OSError: [Errno 28] No space left on device')", ("failed", 1, "disk_full")),
+        ("os.kill(os.getpid(), 9)", ("failed", None, "host_oom")),
+    ],
+)
+def test_a_disk_that_is_full_to_the_end_hides_no_end(small_disk, supervise, last, found):
     pid_path = small_disk.parent / "pid"
-    run = supervise(FILL.format(big=str(small_disk / "big")), long.format(pid=str(pid_path)), kind="setup")
-    assert run.popen.wait(30) != 0
-    assert start_ticks(int(pid_path.read_text())) is None  # the step ran to its end, and is gone
+    program = SELF.format(pid=str(pid_path)) + f"print('x' * 9000, flush=True); {last}"
+    run = supervise(FILL.format(big=str(small_disk / "big")), program, kind="setup")
+    outcome = run.wait()
+    assert os.statvfs(small_disk).f_bavail <= 4  # what the reserves gave back
+    assert "x" * 9000 not in run.log  # the lines by which the remedy was found are nowhere but there
+    assert (outcome["state"], outcome["exit_code"], outcome["remedy"]) == found
+    assert start_ticks(int(pid_path.read_text())) is None
     assert read_lock(str(run.lock)) is None
+    assert [path.name for path in Path(run.paths.folder).iterdir() if path.suffix in (".partial", ".reserve")] == []
+
+
+def test_an_outcome_that_a_full_disk_cannot_take_is_told_without_its_error(small_disk, supervise):
+    line = format_error_line(ProjectError("zero_samples", path="/data/" + "x" * 20_000))
+    run = supervise(FILL.format(big=str(small_disk / "big")), f"print({line!r}); raise SystemExit(7)", kind="setup")
+    outcome = run.wait()
+    assert (outcome["state"], outcome["exit_code"], outcome["error"]) == ("failed", 7, None)
+
+
+def test_without_a_reserve_a_full_disk_takes_the_outcome_and_nothing_else(small_disk, supervise):
+    """What the reserve is for: the same end with the room given away."""
+    folder = run_paths(str(small_disk), VERSION, RUN_ID).folder
+    give_away = f"import os, glob; [os.unlink(path) for path in glob.glob({folder + '/*.reserve'!r})]"
+    run = supervise(give_away, FILL.format(big=str(small_disk / "big")))
+    assert run.popen.wait(30) != 0
     assert not Path(run.paths.outcome).exists()
-    assert [path.name for path in Path(run.paths.folder).iterdir() if "partial" in path.name] == []
+    assert read_lock(str(run.lock)) is None
 
 
 def test_a_disk_that_was_full_for_a_while_costs_lines_and_no_run(small_disk, supervise):
@@ -306,19 +355,85 @@ def test_a_disk_that_was_full_for_a_while_costs_lines_and_no_run(small_disk, sup
     assert run.json(run.paths.supervisor)["attempts"][0]["child"] is not None
 
 
+def wait_for_file(path: Path) -> None:
+    give_up = time.monotonic() + 20
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < give_up, path
+        time.sleep(0.05)
+
+
 def test_a_request_to_stop_is_heard_on_a_full_disk(small_disk, supervise, tmp_path):
     pid_path = tmp_path / "pid"
-    program = f"import os, time; open({str(pid_path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    program = SELF.format(pid=str(pid_path)) + "import time; time.sleep(600)"
     run = supervise(FILL.format(big=str(small_disk / "big")), program, kind="setup")
-    give_up = time.monotonic() + 20
-    while not pid_path.exists() or not pid_path.read_text():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    wait_for_file(pid_path)
     run.popen.send_signal(signal.SIGTERM)
-    assert run.popen.wait(30) != 0
-    assert not Path(run.paths.stop).exists()
+    assert run.wait()["state"] == "killed"
     assert start_ticks(int(pid_path.read_text())) is None
     assert read_lock(str(run.lock)) is None
+
+
+#: A training that fills the disk itself, tells a file elsewhere, and ends where it reads the stop file.
+FULL_AND_STOPPABLE = """
+import glob, os, sys, time
+for path in glob.glob({give_away!r}): os.unlink(path)
+{fill}
+open({told!r}, "w").write(str(os.getpid()))
+while not os.path.exists({stop!r}): time.sleep(0.05)
+print("ZY_EVENT name=stop_requested step=3", flush=True)
+"""
+
+
+def full_training(small_disk, supervise, tmp_path, give_away="", **more):
+    paths, told = run_paths(str(small_disk), VERSION, RUN_ID), tmp_path / "told"
+    fill = FILL.format(big=str(small_disk / "big"))
+    words = {"give_away": give_away and paths.folder + give_away, "fill": fill, "told": str(told), "stop": paths.stop}
+    run = supervise(FULL_AND_STOPPABLE.format(**words), **more)
+    wait_for_file(told)
+    return run
+
+
+def test_on_a_full_disk_every_rank_reads_the_request_to_stop(small_disk, supervise, tmp_path):
+    run = full_training(small_disk, supervise, tmp_path)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.wait()["state"] == "interrupted"
+
+
+def test_a_request_that_no_file_took_is_written_when_there_is_room_again(small_disk, supervise, tmp_path):
+    run = full_training(small_disk, supervise, tmp_path, "/stop.reserve")
+    run.popen.send_signal(signal.SIGTERM)
+    time.sleep(1)  # some looks of the supervisor, none of which finds room
+    assert not Path(run.paths.stop).exists()
+    assert run.popen.poll() is None
+    os.truncate(small_disk / "big", 0)
+    assert run.wait()["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("earlier", [[], [signal.SIGTERM]])
+def test_now_is_a_signal_where_no_file_can_say_it(small_disk, supervise, tmp_path, earlier):
+    run = full_training(small_disk, supervise, tmp_path, "/stop.reserve")
+    for number in (*earlier, signal.Signals(run.json(run.paths.supervisor)["attempts"][-1]["now_signal"])):
+        run.popen.send_signal(number)
+        time.sleep(0.3)  # two signals at once may be heard in either order
+    outcome = run.wait(10)
+    assert (outcome["state"], outcome["reason"]) == ("killed", "ended at once on request")
+
+
+def test_a_log_that_was_moved_or_deleted_goes_on_under_its_name(supervise, tmp_path):
+    go = tmp_path / "go"
+    run = supervise(
+        f"import os, time; print('one', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "time.sleep(1.2); print('two', flush=True)",
+        kind="setup",
+    )
+    run.wait_for("one")
+    Path(run.paths.log).rename(run.paths.log + ".1")
+    go.touch()
+    assert run.wait()["state"] == "succeeded"
+    assert "two" in run.log
+    assert "one" not in run.log
+    attempt = run.json(run.paths.supervisor)["attempts"][-1]
+    assert (attempt["log_start"], attempt["log_end"]) == (0, len(run.log))
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -365,6 +480,15 @@ def test_a_held_lock_refuses_and_touches_nothing(supervise):
     assert not Path(second.paths.secrets).exists()
     assert {path: path.read_bytes() for path in before} == before
     assert read_lock(str(first.lock)).name == RUN_ID
+
+
+def test_a_disk_that_takes_no_lock_is_said_and_leaves_no_secret(supervise):
+    run = supervise("print('never')", secrets={"TOKEN": "abcdefgh"}, lock="/dev/null/locks/run.json")
+    assert run.popen.wait(10) == 4
+    error = run.json(run.paths.error)
+    assert (error["code"], error["values"]["reason"]) == ("box_not_writable", "Not a directory")
+    assert not Path(run.paths.secrets).exists()
+    assert "never" not in run.log
 
 
 def test_a_lock_of_a_dead_process_is_taken_over(supervise):
@@ -445,10 +569,184 @@ def test_a_reused_pid_is_nobody_of_ours():
     assert find_members(older) == []
 
 
+#: Stands for a program that puts the machine out: records its words, and answers what its own file says.
+RECORDER = """#!/bin/sh
+echo "${{0##*/}} $*" >> {out}/asked
+[ -f {out}/${{0##*/}}.says ] && echo "its own words"
+exit "$(cat {out}/${{0##*/}}.code 2>/dev/null || echo 1)"
+"""
+WAYS = ("systemctl", "poweroff", "shutdown", "sudo")
+
+
+class Machine:
+    """Programs that would put a machine out, all of them ours and first in PATH: no real one is ever reached."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in WAYS:
+            (folder / name).write_text(RECORDER.format(out=folder))
+            (folder / name).chmod(0o755)
+        for program in ("sh", "cat", "env"):
+            (folder / program).symlink_to(shutil.which(program))
+
+    def accept(self, name: str) -> None:
+        (self.folder / f"{name}.code").write_text("0")
+
+    @property
+    def asked(self) -> list[str]:
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path / "tools")
+
+
+def end_of(run: Supervised, **values: str) -> None:
+    """Wait until the run's events say how `ZY_ON_END` went, and expect exactly that."""
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up:
+        rows = [row["values"] for row in run.rows(run.paths.events) if row["name"] == "on_end"]
+        if len(rows) > 1:
+            assert rows == [{"what": values["what"], "result": "after_the_run"}, values]
+            line = " ".join(f"{key}={value}" for key, value in values.items())
+            assert f"ZY_EVENT name=on_end {line}\n" in run.log
+            return
+        time.sleep(0.05)
+    raise AssertionError(run.log)
+
+
+def ending(supervise, machine, program, wish, **more):
+    return supervise(
+        program, secrets={"ZY_ON_END": wish}, step_keys={"secrets": []}, path=str(machine.folder),
+        **{"on_end_after_s": 0, **more},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["systemctl", "poweroff", "shutdown", "sudo", None])
+def test_after_the_end_the_machine_goes_off_by_the_first_way_that_accepts(supervise, machine, way):
+    if way is not None:
+        machine.accept(way)
+    run = ending(supervise, machine, "pass", "poweroff")
+    assert run.wait()["state"] == "failed"  # however it ended
+    ways = ["systemctl poweroff", "poweroff ", "shutdown -h now"]
+    ways += [f"sudo -n {words.strip()}" for words in ways]
+    said = {"systemctl": "systemctl-poweroff", "sudo": "sudo-systemctl-poweroff"}
+    if way is None:
+        end_of(run, what="poweroff", result="refused")
+    else:
+        end_of(run, what="poweroff", by=said.get(way, way), result="accepted")
+    assert machine.asked == ways[: 6 if way is None else WAYS.index(way) + 1]
+
+
+@pytest.mark.parametrize("mode", ["checkpoint", "now"])
+def test_a_stop_is_an_end_too(supervise, machine, mode, tmp_path):
+    machine.accept("systemctl")
+    stop = run_paths(str(tmp_path / "data"), VERSION, RUN_ID).stop
+    run = ending(supervise, machine, STOPPABLE.format(stop=stop), "poweroff")
+    run.wait_for("ready")
+    Path(stop).write_text(mode)
+    assert run.wait()["state"] == {"checkpoint": "interrupted", "now": "killed"}[mode]
+    end_of(run, what="poweroff", by="systemctl-poweroff", result="accepted")
+
+
+def test_the_outcome_is_written_and_the_lock_let_go_before_a_command_runs(supervise, machine, tmp_path):
+    out = tmp_path / "seen"
+    paths = run_paths(str(tmp_path / "data"), VERSION, RUN_ID)
+    code = (
+        f"import os, sys; open({str(out)!r}, 'w').write(repr((os.path.exists({paths.outcome!r}), "
+        f"os.path.exists({str(supervise.lock)!r}), os.path.exists({paths.secrets!r}), sys.argv[1:])))"
+    )
+    code += "; print('its words; and ZY_ON_END'); sys.exit(3)"
+    words = [sys.executable, "-c", code, "a b", "$(touch x)", "; touch y"]
+    run = ending(supervise, machine, "pass", shlex.join(words))
+    run.wait()
+    end_of(run, what="command", result="ended", code="3")
+    assert out.read_text() == repr((True, False, False, ["a b", "$(touch x)", "; touch y"]))
+    assert "its words; and ZY_ON_END" in run.log
+    assert machine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "result"), [("/no/such --flag", "not_found"), ("'unfinished", "unreadable"), ("", "unreadable")]
+)
+def test_a_command_that_cannot_run_is_said(supervise, machine, wish, result):
+    run = ending(supervise, machine, "pass", wish)
+    run.wait()
+    end_of(run, what="command", result=result)
+
+
+def test_a_command_is_nowhere_but_in_the_secret_file_and_no_step_sees_it(supervise, machine):
+    wish = "sh -c 'echo t0ken-c4nary' --key s3cr3t-value"
+    run = ending(supervise, machine, "import os; print('sees', 'ZY_ON_END' in os.environ)", wish)
+    run.wait()
+    end_of(run, what="command", result="ended", code="0")
+    assert "sees False" in run.log
+    texts = [path.read_text("utf-8") for path in Path(run.paths.folder).iterdir()]
+    assert not any("s3cr3t-value" in text for text in [*texts, run.log])
+
+
+def test_a_machine_never_goes_off_under_another_work(supervise, machine, tmp_path):
+    other = tmp_path / "locks/setup.json"
+    other.parent.mkdir()
+    me = identify(os.getpid())
+    packed = {"owner": "bob", "action": "setup-only", "name": "s1"}
+    process = {"pid": me.pid, "start_ticks": me.start_ticks, "boot_id": me.boot_id}
+    other.write_text(json.dumps({**packed, "process": process}))
+    run = ending(supervise, machine, "pass", "poweroff", on_end_locks=[str(other)])
+    run.wait()
+    end_of(run, what="poweroff", result="skipped", reason="at_work")
+    assert machine.asked == []
+
+
+def test_neither_a_setup_nor_a_refused_run_puts_a_machine_out(supervise, machine):
+    setup = ending(supervise, machine, "pass", "poweroff", kind="setup", name="s1")
+    assert setup.wait()["state"] == "succeeded"
+    first = supervise("import time; print('ready', flush=True); time.sleep(600)")
+    first.wait_for("ready")
+    refused = ending(supervise, machine, "pass", "poweroff", name="20260503-101501-3fa1")
+    assert refused.popen.wait(10) == 8
+    last = ending(supervise, machine, "pass", "poweroff", name="20260503-101502-3fa1", lock=str(supervise.lock) + "2")
+    last.wait()
+    end_of(last, what="poweroff", result="refused")  # whatever the others left behind had the same time
+    assert len(machine.asked) == 6
+
+
+def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path, monkeypatch):
+    paths = run_paths(str(tmp_path), VERSION, RUN_ID)
+    os.makedirs(paths.folder)
+    monkeypatch.setattr(on_end, "COMMAND_TIMEOUT_S", 1.0)
+    wish = shlex.join(["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"])
+    on_end.carry_out(on_end.OnEnd(wish, 0, [], 1), paths)
+    assert "ZY_EVENT name=on_end what=command result=timed_out" in Path(paths.log).read_text()
+    pid = int((tmp_path / "pid").read_text())
+    give_up = time.monotonic() + 5
+    while start_ticks(pid) is not None and time.monotonic() < give_up:
+        time.sleep(0.05)  # from a KILL to the end
+    if start_ticks(pid) is not None:
+        os.kill(pid, signal.SIGKILL)
+        raise AssertionError("what the command started goes on")
+
+
+def test_whoever_reads_along_is_not_kept_waiting_by_the_end(supervise, machine):
+    run = ending(supervise, machine, "pass", "true", on_end_after_s=600)
+    run.wait()
+    [waiting] = left_behind(run)
+    assert os.getsid(waiting) == waiting
+    give_up = time.monotonic() + 10
+    while [os.readlink(f"/proc/{waiting}/fd/{number}") for number in (0, 1, 2)] != ["/dev/null"] * 3:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(not PYTHON_3_8.exists(), reason="no Python 3.8 interpreter here: not run with it")
-def test_it_runs_on_python_3_8(supervise):
-    run = supervise(STUBBORN, python=str(PYTHON_3_8), secrets={"TOKEN": "abcdefgh"})
+def test_it_runs_on_python_3_8(supervise, machine):
+    secrets = {"TOKEN": "abcdefgh", "ZY_ON_END": "sh -c 'echo done'"}
+    run = supervise(STUBBORN, python=str(PYTHON_3_8), secrets=secrets, path=str(machine.folder), on_end_after_s=0)
     pids = grandchildren(run)
     Path(run.paths.stop).write_text("now")
     assert run.wait()["state"] == "killed"
     assert [start_ticks(pid) for pid in pids] == [None, None]
+    end_of(run, what="command", result="ended", code="0")
