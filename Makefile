@@ -21,13 +21,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not e2e and not soak"
+	$(BIN)/python -m pytest -q -n auto -m "not e2e and not soak"
 
-test: install packages
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not soak"
+# What stands on real servers, trainings and a machine's own folders runs one after another.
+test: packages check
+	$(BIN)/python -m pytest -m "e2e and not soak"
 
 soak: install packages
 	SOAK_MIN=$(SOAK_MIN) $(BIN)/python -m pytest -m soak

@@ -118,6 +118,39 @@ class _Way:
     more: Dict[str, str]
 
 
+class _WholeHead(http.client.HTTPResponse):
+    """An answer whose head has come to its end.
+
+    `http.client` takes a connection that is cut within the head for the end of the head: no length is told then, and
+    nothing at all is a whole body.
+    """
+
+    def begin(self) -> None:
+        answer: Any = self
+        watched = answer.fp = _LastLine(answer.fp)
+        super().begin()
+        if answer.fp is watched:  # else there is no body, and it is closed already
+            answer.fp = watched.file
+        if watched.line not in (b"\r\n", b"\n"):
+            self.close()
+            raise http.client.IncompleteRead(b"")
+
+
+class _LastLine:
+    """A file that remembers the last line that was read of it."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.line = b""
+
+    def readline(self, *limit: int) -> bytes:
+        self.line = self.file.readline(*limit)
+        return self.line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 class Caller:
     """Asks for one URL, again and again, over one connection as long as that lasts.
 
@@ -170,6 +203,7 @@ class Caller:
     def _open(self, url: str) -> _Way:
         target = parse_target(url, self._allow)
         connection, path, more = _connect(target, self._allow)
+        connection.response_class = _WholeHead
         connection.auto_open = 0  # it would ask for the name again, and nobody would look at the answer
         self._way = _Way(url, connection, connection.sock, path, more)
         return self._way

@@ -11,6 +11,7 @@ import http.client
 import os
 import re
 import time
+import zipfile
 from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
@@ -173,4 +174,6 @@ def _save(link: Link, path: str, response: http.client.HTTPResponse) -> Download
         os.close(fd)
     if total is not None and got != total:
         raise Cut("the connection was cut")
+    if total is None and not response.chunked and not zipfile.is_zipfile(path):
+        raise Cut("the connection was cut")  # only its end tells the end: the ZIP's own must have come
     return Download(path, sha256.hexdigest(), response.getheader("ETag"))

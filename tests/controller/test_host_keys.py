@@ -37,6 +37,7 @@ def pins(text: str, host: str = "gpu-1.example", port: int = 22) -> tuple[str, .
         (f"256 {FINGERPRINT_A} root@gpu (ECDSA)", "anything", 22),
         (f"{FINGERPRINT_A}=", "anything", 22),
     ],
+    ids=map(str, range(13)),  # each process makes keys of its own
 )
 def test_a_line_pins_the_hosts_it_names(line, host, port):
     assert pins(line, host, port) == (FINGERPRINT_A,)
