@@ -114,10 +114,19 @@ def _ask(box: Box, job: Job, *, kind: str, work_id: str, cursor: Cursor, give_up
         "max_bytes": MAX_BYTES,
         "see": job.sees,
     }
+    return ask_patiently(box, job, "follow", args, give_up=give_up)
+
+
+def ask_patiently(box: Box, job: Job, op: str, args: Mapping[str, Any], *, give_up: float) -> dict[str, Any]:
+    """Return an answer; a lost connection is tried again until `give_up` on the job's clock, ten minutes at most.
+
+    Raises:
+        ProjectError: the last one, when that time is up; at once what is no lost connection.
+    """
     lost_at: float | None = None
     while True:
         try:
-            return box.ask("follow", args, timeout_s=ASK_TIMEOUT_S)
+            return box.ask(op, args, timeout_s=ASK_TIMEOUT_S)
         except ProjectError as error:
             lost_at = job.clock() if lost_at is None else lost_at
             if error.code not in LOST_CODES or job.clock() >= min(lost_at + LOST_PATIENCE_S, give_up):

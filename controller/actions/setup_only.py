@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from controller.box_health import clock_offset_s, find_notices, shown_facts
 from controller.configuration import CODE_ROOT, Configuration, load_configuration
-from controller.follow import LOST_CODES, Followed, follow
+from controller.follow import LOST_CODES, Followed, ask_patiently, follow
 from controller.inputs import MAX_WATCH_MINUTES
 from controller.job import Job
 from controller.objects import DialogSource, is_hosted, resolve_dialog
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 FACTS_TIMEOUT_S = 60
 PUSH_TIMEOUT_S = 30 * 60
 START_TIMEOUT_S = 120
+MANIFEST_PATIENCE_S = 60.0
 #: Errors of the corpus step: the manifest was written before them, so the summary can say the counts.
 COUNTED = frozenset({"gate_failed", "zero_samples"})
 
@@ -212,9 +213,10 @@ def setup_error(followed: Followed) -> ProjectError | None:
 
 
 def fetch_manifest(box: Box, job: Job) -> Manifest | None:
-    """Return the manifest on the box; None when there is none, or when the link is gone: that hides no result."""
+    """Return the manifest on the box; None when there is none, or when the link stays gone: that hides no result."""
+    give_up = job.clock() + MANIFEST_PATIENCE_S
     try:
-        packed = box.ask("manifest", {"data": job.settings.data}, timeout_s=FACTS_TIMEOUT_S)["manifest"]
+        packed = ask_patiently(box, job, "manifest", {"data": job.settings.data}, give_up=give_up)["manifest"]
     except ProjectError as error:
         if error.code not in LOST_CODES:
             raise

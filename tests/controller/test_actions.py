@@ -524,3 +524,12 @@ def test_link_that_breaks_before_the_counts_starts_no_training(tmp_path, clock):
     with pytest.raises(ProjectError, match="connection_lost"):
         setup_and_train.run(box, confirmed(tmp_path, clock))
     assert "start_train" not in box.operations
+
+
+def test_link_that_breaks_for_a_moment_before_the_counts_costs_nothing(tmp_path, clock):
+    box = training_box(step("succeeded"))
+    box.answers["manifest"] = [ProjectError("connection_lost", host="h", reason="r"), *box.answers["manifest"]]
+    report = setup_and_train.run(box, confirmed(tmp_path, clock))
+    assert report.setup.manifest.total_samples == 5
+    assert box.operations.count("manifest") == 2
+    assert "start_train" in box.operations
