@@ -23,9 +23,9 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto -m "not e2e and not soak"
 
-# What stands on real servers, trainings and a machine's own folders runs one after another.
+# A file is one worker's: its tests share a machine. Much of it waits, so two cores are busy with two of them.
 test: packages check
-	$(BIN)/python -m pytest -m "e2e and not soak"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "e2e and not soak"
 
 soak: install packages
 	SOAK_MIN=$(SOAK_MIN) $(BIN)/python -m pytest -m soak

@@ -7,11 +7,11 @@ import json
 import random
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.e2e.machine import Machine, until
 
-#: Long enough that whoever is called again, a second after the last of MARKS, finds the run at work.
 TRAIN = ("setup-and-train", "--confirm", "--watch-minutes", "8", "--set", "num_train_epochs=3")
 #: What a controller says on its way, by which the moment of its end is drawn; "" is its very start.
 MARKS = (
@@ -28,13 +28,21 @@ class EndState:
     weights: str
 
 
-def end_state(machine: Machine) -> EndState:
-    """Return what the one run of a machine came to; fail unless there is exactly one and nothing is left at work."""
+def end_state(machine: Machine, *, runs: int = 1) -> EndState:
+    """Return what the newest run of a machine came to.
+
+    Fails unless there are exactly `runs`, each started once, alone and to its end, and nothing is left at work.
+    """
     until(lambda: all(machine.runs().values()), "the end of the run", timeout_s=180)
-    [(run, outcome)] = machine.runs().items()
-    assert outcome["state"] == "succeeded", outcome
-    assert [row["name"] for row in machine.audit() if row["change"] == "start_train"] == [run]
-    assert len(json.loads((Path(machine.data.runs) / run / "supervisor.json").read_text())["attempts"]) == 1
+    found = machine.runs()
+    assert len(found) == runs, found
+    assert all(outcome["state"] == "succeeded" for outcome in found.values()), found
+    assert [row["name"] for row in machine.audit() if row["change"] == "start_train"] == sorted(found)
+    folders = [Path(machine.data.runs) / run for run in sorted(found)]
+    for folder in folders:
+        assert len(json.loads((folder / "supervisor.json").read_text())["attempts"]) == 1
+    for before, after in pairwise(folders):
+        assert (before / "outcome.json").stat().st_mtime_ns <= (after / "spec.json").stat().st_mtime_ns, "two at a time"
     until(lambda: not machine.processes(), "the end of all processes")
     final = Path(machine.data.version_final("tiny_v1")) / "model.safetensors"
     return EndState(sha256(Path(machine.data.samples)), sha256(final))
@@ -71,7 +79,9 @@ def kill_controller(machine: Machine, undisturbed: EndState, draw: random.Random
     again = machine.zy(*TRAIN)
     if again.returncode == 8:  # the training goes on by itself, and a second one is refused by its name
         assert next(iter(machine.runs())) in again.stderr, again.stderr
+        runs = 1
     else:
-        assert (again.returncode, had_run) == (0, False), again.stdout[-3000:] + again.stderr
-    assert end_state(machine) == undisturbed, f"killed {delay_s:.2f} s after {mark!r}"
+        assert again.returncode == 0, again.stdout[-3000:] + again.stderr
+        runs = 2 if had_run else 1  # the first one had ended, and another one was asked for
+    assert end_state(machine, runs=runs) == undisturbed, f"killed {delay_s:.2f} s after {mark!r}"
     return f"{delay_s:.2f} s after {mark!r}"
