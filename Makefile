@@ -25,7 +25,7 @@ check: install
 
 # A file is one worker's: its tests share a machine. Much of it waits, so two cores are busy with two of them.
 test: packages check
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "e2e and not soak"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "e2e and not soak"
 
 soak: install packages
 	SOAK_MIN=$(SOAK_MIN) $(BIN)/python -m pytest -m soak

@@ -14,15 +14,14 @@ from trainer.base_model import find_model_faults
 from trainer.merge import distance
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-#: Each method once in `make test` (`zero3_offload` with all weights: test_training.py); the others in the soak.
+#: One preset in `make test` (`zero3_offload` with all weights: test_training.py); the others in the soak.
 EACH_PRESET = [
-    ("zero2_offload", "lora"),
-    ("zero3_offload_params", "full"),
+    ("zero3_offload_params", "lora"),
     *(
         pytest.param(preset, method, marks=pytest.mark.soak)
         for preset, method in [
-            ("zero2_offload", "full"), ("zero3", "full"), ("zero3", "lora"), ("zero3_offload", "full"),
-            ("zero3_offload", "lora"), ("zero3_offload_params", "lora"),
+            ("zero2_offload", "full"), ("zero2_offload", "lora"), ("zero3", "full"), ("zero3", "lora"),
+            ("zero3_offload", "full"), ("zero3_offload", "lora"), ("zero3_offload_params", "full"),
         ]
     ),
 ]  # fmt: skip

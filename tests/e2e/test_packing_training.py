@@ -30,7 +30,7 @@ def event_values(ended: Ended, name: str) -> dict[str, str]:
     return next(item.values for item in items if isinstance(item, Event) and item.name == name)
 
 
-@pytest.fixture(scope="module", params=["untied", "tied"])
+@pytest.fixture(scope="module", params=["untied", pytest.param("tied", marks=pytest.mark.soak)])
 def base_dir(request, tmp_path_factory) -> Path:
     """The tiny model with a head of its own, and with the embedding as its head."""
     folder = write_base_model(tmp_path_factory.mktemp("base") / "base", tiny_samples())
@@ -145,7 +145,7 @@ def smollm2_dir() -> Path:
     return write_demo_model(CACHE / "demo-model")
 
 
-@pytest.mark.parametrize("is_flat", [False, True], ids=["padded", "flat"])
+@pytest.mark.parametrize("is_flat", [pytest.param(False, marks=pytest.mark.soak), True], ids=["padded", "flat"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_packed_samples_of_a_real_model_lose_what_they_lose_alone(smollm2_dir, attention, is_flat):
     import torch

@@ -382,6 +382,7 @@ def test_a_run_that_was_killed_before_its_pointer_gets_it_at_the_next_start(alon
     assert pointer.resolve() == newer.resolve(), "a newer run's result stays"
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_asked_says_where_it_is(base_dir, tmp_path):
     asked: list[int] = []
 

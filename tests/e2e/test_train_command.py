@@ -150,6 +150,7 @@ def supervisor_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "supervisor.json").read_text("utf-8"))["attempts"][-1])
 
 
+@pytest.mark.soak
 def test_killed_and_resumed_is_the_same_run(laptop):
     laptop.write_recipe(num_train_epochs=6)
     with subprocess.Popen(

@@ -127,6 +127,7 @@ def test_training_is_green_when_it_ends_well(dispatch, machine):
     assert (Path(machine.data.version_final("tiny_v1")) / "model.safetensors").exists()
 
 
+@pytest.mark.soak
 def test_training_that_fails_is_red(dispatch, machine):
     done = dispatch("setup-and-train", confirm_override="true", recipe="broken.yaml", watch_minutes="8")
     assert (done.returncode, done.exit_status) == (1, 6), done.output[-3000:]
