@@ -140,9 +140,9 @@ def main() -> int:
         release = Sent(folder, "staged").gather()
         stage(release, folder / "staged")
         with TcpProxy(sshd.port) as proxy:
-            near = measure(sshd, folder, proxy.port, lambda: proxy.went_forth)
+            near = measure(sshd, folder, proxy.port, lambda: proxy.carried["forth"])
         with TcpProxy(sshd.port, delay_s=RTT_S / 2) as proxy:
-            far = measure(sshd, folder, proxy.port, lambda: proxy.went_forth)
+            far = measure(sshd, folder, proxy.port, lambda: proxy.carried["forth"])
     whole = sum(entry.size for entry in release.entries)
     claims = [
         Claim(f"code + {FILES} files / `rsync -a`, 60 ms round trip", far["ours"] / far["rsync"], LIMIT, at_most=True),
