@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus_builder.frame import CHAT_TEMPLATE
+from corpus_builder.token_bytes import byte_alphabet
 
 HIDDEN, INNER, LAYERS, HEADS, KEY_HEADS = 64, 128, 2, 4, 2
 STD = 0.02  # transformers' own initialisation
@@ -84,7 +85,9 @@ def _shapes(vocab_size: int, *, has_head: bool) -> Iterator[tuple[str, tuple[int
 def write_byte_tokenizer(folder: Path) -> None:
     """Write a ChatML tokenizer in which each byte is a token, BYTE_VOCABULARY ids in all."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    vocabulary = {token: number for number, token in enumerate([*CONTROLS, *_byte_characters()])}
+    alphabet = byte_alphabet()
+    bytes_in_order = sorted(alphabet, key=alphabet.__getitem__)
+    vocabulary = {token: number for number, token in enumerate([*CONTROLS, *bytes_in_order])}
     added = [
         {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True} for token in CONTROLS
@@ -102,13 +105,3 @@ def write_byte_tokenizer(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False), "utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-
-
-def _byte_characters() -> list[str]:
-    """Return the printable character by which byte-level BPE writes each byte.
-
-    Source: GPT-2's encoder.py, bytes_to_unicode.
-    """
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
