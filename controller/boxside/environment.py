@@ -129,25 +129,43 @@ def probe(python: str, overlay: Optional[str] = None) -> Dict[str, str]:
     Args:
         overlay: A folder with what the environment lacks.
     """
+    environment = os.environ if overlay is None else dict(os.environ, PYTHONPATH=overlay)
+    said = ask_python(python, _PROBE, environment, timeout_s=_PROBE_TIMEOUT_S)
+    return dict(json.loads(find_marked(said, _MARKER, python)))
+
+
+def ask_python(python: str, code: str, environment: Mapping[str, str], *, timeout_s: float) -> str:
+    """Return what an interpreter prints for `code`; it writes nothing, not even `.pyc`.
+
+    Raises:
+        ProjectError: `environment_unusable`: it did not run, took longer than `timeout_s` seconds, or failed.
+    """
     try:
         answer = subprocess.run(
-            [python, "-B", "-c", _PROBE],
-            env=os.environ if overlay is None else dict(os.environ, PYTHONPATH=overlay),
+            [python, "-B", "-c", code],
+            env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             universal_newlines=True,
             errors="replace",
-            timeout=_PROBE_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProjectError("environment_unusable", path=python, reason=type(error).__name__) from error
-    found = [line for line in answer.stdout.splitlines() if line.startswith(_MARKER)]
-    if answer.returncode != 0 or not found:
+    if answer.returncode != 0:
         words = answer.stderr.strip().splitlines()  # of a foreign program: it may name files and people
         reason = Named(words[-1][:200]) if words else "exit code %d" % answer.returncode
         raise ProjectError("environment_unusable", path=python, reason=reason)
-    return dict(json.loads(found[-1][len(_MARKER) :]))
+    return answer.stdout
+
+
+def find_marked(said: str, marker: str, python: str) -> str:
+    """Return what stands behind `marker` in the last line that begins with it; raise `environment_unusable`."""
+    found = [line for line in said.splitlines() if line.startswith(marker)]
+    if not found:
+        raise ProjectError("environment_unusable", path=python, reason="exit code 0")
+    return found[-1][len(marker) :]
 
 
 def make_environment(root: str, lock_text: str, run: Any) -> str:
@@ -205,8 +223,8 @@ def for_installers(environ: Mapping[str, str]) -> Dict[str, str]:
 def note_candidate(root: str, python: str, versions: Mapping[str, str], overlay: Optional[str]) -> None:
     """Write down which interpreter a setup is about to prove, and the folder with what it lacks."""
     make_private_folder(RootPaths(root).venvs)
-    asked = subprocess.run([python, "-B", "-c", _ASK_PACKAGES], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    packages = hashlib.sha256(asked.stdout).hexdigest()[:16]
+    asked = ask_python(python, _ASK_PACKAGES, os.environ, timeout_s=_PROBE_TIMEOUT_S)
+    packages = hashlib.sha256(asked.encode("utf-8")).hexdigest()[:16]
     noted = {"python": python, "packages": packages, "versions": dict(versions), "overlay": overlay}
     save_json(os.path.join(RootPaths(root).venvs, CANDIDATE), noted)
 

@@ -12,15 +12,14 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from controller.boxside.environment import COMPLETE, overlay_link, split_stages
+from controller.boxside.environment import COMPLETE, ask_python, find_marked, overlay_link, split_stages
 from controller.boxside.folders import make_private_folder
 from controller.boxside.work import read_json
-from corpus_builder.errors import Named, ProjectError
+from corpus_builder.errors import ProjectError
 from trainer.journal import now_utc, save_json
 from trainer.run_paths import RootPaths
 
@@ -75,30 +74,13 @@ class Lacks:
 
 def ask_lacks(python: str, overlay: Optional[str] = None) -> Lacks:
     """Return what an environment lacks; nothing is imported there, nothing written. Raises `environment_unusable`."""
-    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)
     if overlay is not None:
         environment["PYTHONPATH"] = overlay
     code = _ASK % (LARGE, tuple(SMALL), _LEAST_MAJOR, "\n" + _MARKER)
-    try:
-        answer = subprocess.run(
-            [python, "-c", code],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
-            errors="replace",
-            timeout=_ASK_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProjectError("environment_unusable", path=python, reason=type(error).__name__) from error
-    found = [line for line in answer.stdout.splitlines() if line.startswith(_MARKER)]
-    if not found:
-        words = answer.stderr.strip().splitlines()
-        reason = Named(words[-1][:200]) if words else "exit code %d" % answer.returncode
-        raise ProjectError("environment_unusable", path=python, reason=reason)
-    return Lacks(**json.loads(found[-1][len(_MARKER) :]))
+    said = ask_python(python, code, environment, timeout_s=_ASK_TIMEOUT_S)
+    return Lacks(**json.loads(find_marked(said, _MARKER, python)))
 
 
 def wanted_lines(lock_text: str, modules: Sequence[str]) -> List[str]:

@@ -22,6 +22,7 @@ from controller.boxside.environment import (
     find_current,
     lock_name,
     make_environment,
+    note_candidate,
     probe,
     python_of,
     read_candidate,
@@ -301,3 +302,14 @@ def test_rows_of_nvidia_smi():
 def test_the_interpreter_of_this_repository_is_a_mother():
     assert python_of(sys.executable) == sys.executable
     assert python_of("/opt/mother") == "/opt/mother/bin/python"
+
+
+def test_an_interpreter_that_cannot_tell_its_packages_is_no_candidate(tmp_path):
+    """What it has is a part of the receipt's name: an answer that failed would stand for any."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(ProjectError, match="environment_unusable") as caught:
+        note_candidate(str(tmp_path / "root"), str(python), {}, None)
+    assert "broken" in str(caught.value)
+    assert not list(tmp_path.glob("root/venvs/candidate.json"))
