@@ -176,10 +176,12 @@ def test_kill_now_works_on_a_full_disk(box, small_data, gives_away):
 
 
 def test_kill_with_a_checkpoint_works_on_a_full_disk(box, small_data):
-    run_id = start(box, fills=True)
     audit = Path(box.data.audit)
-    with open(audit, "ab") as file:  # to the end of its block: the next line finds no room
-        file.write(b" " * (4096 - audit.stat().st_size - 1) + b"\n")
+    audit.write_bytes(b" " * 4095 + b"\n")  # a whole block: the disk may be full before the start has its line
+    run_id = start(box, fills=True)
+    if left := -audit.stat().st_size % 4096:
+        with open(audit, "ab") as file:  # to the end of its block: the next line finds no room
+            file.write(b" " * (left - 1) + b"\n")
     answer = box.ask("kill", mode="checkpoint", owner="bob")
     assert (answer["alive"], answer["ended"][0]["id"], answer["audited"]) == (0, run_id, False)
     wait_until(lambda: box.ask("status")["run"]["state"] == "interrupted", "the ranks read the request")
