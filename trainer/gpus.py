@@ -42,36 +42,48 @@ class GpuQuery:
     """nvidia-smi, started now and read later: it takes a second or more."""
 
     def __init__(self) -> None:
-        self._gpus = _start(FIELDS, "gpu")
-        self._apps = None if self._gpus is None else _start(APP_FIELDS, "compute-apps")
+        self._gpus = start_smi(FIELDS)
+        self._apps = None if self._gpus is None else start_smi(APP_FIELDS, "compute-apps")
 
     def read(self) -> Gpus:
         """Return the answer; a driver that is too old for `compute_cap` is asked without it."""
         if self._gpus is None:
             return Gpus(False, None)
         fields: Sequence[str] = FIELDS
-        text = _read(self._gpus)
-        apps = None if self._apps is None else _read(self._apps)
+        text = read_query(self._gpus)
+        apps = read_query(self._apps)
         if text is None:
             fields = tuple(name for name in FIELDS if name != "compute_cap")
-            again = _start(fields, "gpu")
-            text = None if again is None else _read(again)
+            text = read_query(start_smi(fields))
         return Gpus(True, None if text is None else parse_gpus(text, apps, fields))
 
 
-def _start(fields: Sequence[str], what: str) -> "Optional[subprocess.Popen[str]]":
-    argv = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
+def start_smi(fields: Sequence[str], what: str = "gpu") -> "Optional[subprocess.Popen[str]]":
+    """Start to ask nvidia-smi for fields of its GPUs, or of what runs on them (`compute-apps`)."""
+    return start_query(["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"])
+
+
+def start_query(argv: Sequence[str]) -> "Optional[subprocess.Popen[str]]":
+    """Start a program that is asked something, and return at once; None where it is not there."""
     try:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            universal_newlines=True,
+            errors="replace",
         )
     except OSError:
         return None
 
 
-def _read(running: "subprocess.Popen[str]") -> Optional[str]:
+def read_query(running: "Optional[subprocess.Popen[str]]", timeout_s: float = TIMEOUT_S) -> Optional[str]:
+    """Return what a program has printed; None where it is not there, has failed, or hangs: then it is ended."""
+    if running is None:
+        return None
     try:
-        text, _ = running.communicate(timeout=TIMEOUT_S)
+        text, _ = running.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:  # a hung driver
         running.kill()
         running.communicate()

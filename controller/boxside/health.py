@@ -14,11 +14,11 @@ replaced; `foreign`, processes that are no run of ours.
 import os
 import re
 import resource
-import subprocess
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from trainer.children import MARK
+from trainer.gpus import read_query, start_query, start_smi
 
 GIB = 1 << 30
 #: Keys of `nvidia-smi --query-gpu`; drivers before 450 do not know the last one.
@@ -36,21 +36,21 @@ class HealthQuery:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._smi = _start_smi(FIELDS)
-        self._dmesg = None if self._smi is None else _start(["dmesg"])
+        self._smi = start_smi(FIELDS)
+        self._dmesg = None if self._smi is None else start_query(["dmesg"])
 
     def read_gpus(self) -> Optional[List[Dict[str, Any]]]:
         """Return index, driver_version, ecc_uncorrected and rows_failed of each GPU; None where nobody could say."""
         fields: Sequence[str] = FIELDS
-        text = _read(self._smi, self._left(_TIMEOUT_S))
+        text = read_query(self._smi, self._left(_TIMEOUT_S))
         if text is None and self._smi is not None and self._smi.returncode > 0:  # it answered: a key is unknown to it
             fields = FIELDS[:-1]
-            text = _read(_start_smi(fields), _TIMEOUT_S)
+            text = read_query(start_smi(fields), _TIMEOUT_S)
         return None if text is None else parse_health(text, fields)
 
     def read_xids(self) -> Optional[List[int]]:
         """Return the kinds of trouble that the driver has noted since the boot, None where the log is not ours."""
-        text = _read(self._dmesg, self._left(_DMESG_TIMEOUT_S))
+        text = read_query(self._dmesg, self._left(_DMESG_TIMEOUT_S))
         if text is None:
             return None
         return sorted({int(number) for number in _XID.findall(text)} - _HARMLESS_XIDS)
@@ -81,7 +81,7 @@ def parse_health(text: str, fields: Sequence[str]) -> List[Dict[str, Any]]:
 
 def read_driver() -> Optional[str]:
     """Return the version of the GPUs' driver, None where there is none or it does not say."""
-    rows = parse_health(_read(_start_smi(FIELDS[:2]), _TIMEOUT_S) or "", FIELDS[:2])
+    rows = parse_health(read_query(start_smi(FIELDS[:2]), _TIMEOUT_S) or "", FIELDS[:2])
     return rows[0]["driver_version"] if rows else None
 
 
@@ -165,33 +165,3 @@ def _limit(kind: str) -> Optional[int]:
     except (AttributeError, OSError, ValueError):
         return None
     return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
-
-
-def _start_smi(fields: Sequence[str]) -> "Optional[subprocess.Popen[str]]":
-    return _start(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"])
-
-
-def _start(argv: Sequence[str]) -> "Optional[subprocess.Popen[str]]":
-    try:
-        return subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            universal_newlines=True,
-            errors="replace",
-        )
-    except OSError:
-        return None
-
-
-def _read(running: "Optional[subprocess.Popen[str]]", timeout_s: float) -> Optional[str]:
-    if running is None:
-        return None
-    try:
-        text, _ = running.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:  # a hung driver
-        running.kill()
-        running.communicate()
-        return None
-    return text if running.returncode == 0 else None

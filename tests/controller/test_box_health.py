@@ -14,6 +14,7 @@ from controller.boxside.health import HealthQuery, is_foreign, parse_health, rea
 from controller.summary_box import box
 from controller.words import Words
 from corpus_builder.say import LANGUAGES, SEE_PUBLIC
+from trainer import gpus
 from trainer.children import MARK
 
 #: Answers what it was captured with, and refuses every other question.
@@ -95,8 +96,9 @@ def test_a_driver_that_hangs_costs_its_patience_once(tools, monkeypatch):
     write(tools, "nvidia-smi", "#!/bin/sh\nexec sleep 600\n")
     monkeypatch.setattr(health, "_TIMEOUT_S", 0.2)
     asked = []
-    start = health._start
-    monkeypatch.setattr(health, "_start", lambda argv: asked.append(argv) or start(argv))
+    start = gpus.start_query
+    for module in (gpus, health):  # nvidia-smi is asked by the one, the kernel by the other
+        monkeypatch.setattr(module, "start_query", lambda argv: asked.append(argv) or start(argv))
     assert read_all()["driver"] is None
     assert [argv[0] for argv in asked] == ["nvidia-smi", "dmesg"]  # it is not asked again for less
 
