@@ -21,14 +21,13 @@ from typing import Any, Dict, Optional
 
 from controller.boxside.archives import find_archives
 from controller.boxside.arguments import DIGEST, Arguments
-from controller.boxside.health import HealthQuery, read_health
+from controller.boxside.health import GIB, HealthQuery, read_health
 from trainer.base_model import find_model_faults, is_adapter
 from trainer.gpus import GpuQuery
 from trainer.locks import Lock, is_alive, read_lock
 from trainer.run_paths import RootPaths
 
 RELEASE_COMPLETE = "release.json"  # written last into a release
-GIB = 1 << 30
 
 
 def read_tmux_version() -> Optional[str]:

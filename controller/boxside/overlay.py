@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from controller.boxside.environment import COMPLETE, ask_python, find_marked, overlay_link, split_stages
-from controller.boxside.folders import make_private_folder
+from controller.boxside.folders import make_private_folder, point_to
 from controller.boxside.work import read_json
 from corpus_builder.errors import ProjectError
 from trainer.journal import now_utc, save_json
@@ -133,7 +133,8 @@ def make_overlay(
     if lacks.large:
         raise ProjectError("environment_unusable", path=python, reason="reason.lacks: " + ", ".join(lacks.large))
     if not lacks.small:
-        _point(overlay_link(root, python), None)
+        if os.path.islink(overlay_link(root, python)):
+            os.unlink(overlay_link(root, python))
         return None
     lines = wanted_lines(read_lock(), lacks.small)
     folder = os.path.join(RootPaths(root).venvs, "overlay-" + overlay_digest(lines, python, lacks.python))
@@ -143,7 +144,7 @@ def make_overlay(
     left = ask_lacks(python, folder).small
     if left:
         raise ProjectError("environment_failed", path=folder, reason="reason.lacks: " + ", ".join(left))
-    _point(overlay_link(root, python), folder)
+    point_to(overlay_link(root, python), os.path.basename(folder))
     return folder
 
 
@@ -177,14 +178,3 @@ def overlay_argv(python: str, target: str, requirements: str, has_pip: bool) -> 
         return [uv, "pip", "install", "--python", python, "--no-progress", *locked]
     pip = [python, "-m", "pip"] if has_pip else [sys.executable, "-m", "pip", "--python", python]
     return [*pip, "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", *locked]
-
-
-def _point(link: str, folder: Optional[str]) -> None:
-    """Have the pointer of an environment lead to its overlay, by rename; or to none."""
-    if folder is None:
-        if os.path.islink(link):
-            os.unlink(link)
-        return
-    partial = "%s.partial.%d" % (link, os.getpid())
-    os.symlink(os.path.basename(folder), partial)
-    os.replace(partial, link)

@@ -18,9 +18,10 @@ from controller.boxside.environment import (
     read_candidate,
     read_lock_file,
 )
-from controller.boxside.facts import GIB, read_disk
+from controller.boxside.facts import read_disk
 from controller.boxside.fetch import fetch_dialogs
 from controller.boxside.folders import make_private_folder
+from controller.boxside.health import GIB
 from controller.boxside.overlay import make_overlay
 from controller.boxside.packages import install_tmux
 from controller.boxside.smoke import prove

@@ -7,7 +7,8 @@ import errno
 import os
 import shutil
 
-from controller.boxside.facts import GIB, nearest_existing
+from controller.boxside.facts import nearest_existing
+from controller.boxside.health import GIB
 from corpus_builder.errors import ProjectError
 
 RESERVE_BYTES = 64 << 20  # left free beside the ZIP and what it unpacks to

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Tuple
 
 from controller.boxside.arguments import Arguments
-from controller.boxside.facts import GIB, read_disk, read_locks
+from controller.boxside.facts import read_disk, read_locks
+from controller.boxside.health import GIB
 from controller.boxside.orphans import find_orphan
 from controller.boxside.work import KINDS, SETUP, TRAIN, Work, find_newest, find_works, look_at, read_json
 from trainer.curve import describe_learning
