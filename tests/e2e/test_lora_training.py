@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.tiny_run import ROOT, free_port, make_run, tiny_samples, write_base_model
 from trainer.base_model import find_model_faults
+from trainer.launch import train_argv
 from trainer.merge import distance
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -172,9 +173,10 @@ def test_what_a_rank_holds_and_what_training_changes(base_dir, tmp_path, preset,
     """ZeRO-3 leaves each rank half of the base from the start; ZeRO-2 leaves it whole. LoRA never touches it."""
     keys = {"lora": {"r": 8, "lora_dropout": 0.0}} if method == "lora" else {}
     run = make_run(tmp_path, base_dir, tiny_samples(), deepspeed=preset, warmup_ratio=0, **TWO_RANKS, **keys)
-    argv = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", str(free_port())]
+    *argv, module, recipe = train_argv(run.paths.recipe, sys.executable, ranks=2, gpus=None, master_port=free_port())
+    assert module == "trainer.train"
     done = subprocess.run(
-        [*argv, "--module", "tests.ranks_share", run.paths.recipe, str(tmp_path)],
+        [*argv, "tests.ranks_share", recipe, str(tmp_path)],
         cwd=ROOT, env=run.environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
