@@ -7,6 +7,8 @@ ticks (field 22 of `/proc/<pid>/stat`) and boot id must all match; no wall clock
      "start_ticks": 991, "boot_id": "0b6e…"}
 """
 
+import contextlib
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -78,55 +80,32 @@ def read_lock(path: str) -> Optional[Lock]:
 def take_lock(path: str, lock: Lock, is_process_alive: Callable[[Process], bool] = is_alive) -> None:
     """Hold `path` for `lock`; a stale lock is taken over.
 
+    Looking at the holder and taking its place are one step for all takers: the kernel's lock on `<path>.guard` orders
+    them, and falls with its taker. Links and renames alone can't: whoever moves a stale lock aside may move the lock
+    of one who was faster, and a third takes the empty place before it is given back.
+
     Raises:
         ProjectError: `lock_held`, naming the action and id of the holder.
     """
     mine = "%s.%d" % (path, os.getpid())
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(mine, "w", encoding="utf-8") as file:
-        json.dump(asdict(lock), file)
-    try:
-        for _ in range(3):
-            try:
-                os.link(mine, path)  # atomic: two dispatches cannot both succeed
-                return
-            except FileExistsError:
-                _drop_stale(path, is_process_alive)
-        raise _held(read_lock(path))
-    finally:
-        os.unlink(mine)
-
-
-def _drop_stale(path: str, is_process_alive: Callable[[Process], bool]) -> None:
-    """Remove a lock whose process is gone, or raise `lock_held`. Moved aside first, so that only one remover wins."""
-    holder = read_lock(path)
-    if holder is None:
-        return
-    if is_process_alive(holder.process):
-        raise _held(holder)
-    aside = "%s.stale.%d" % (path, os.getpid())
-    try:
-        os.rename(path, aside)
-    except FileNotFoundError:
-        return
-    moved = read_lock(aside)
-    if moved is not None and is_process_alive(moved.process):  # a new holder came between: give it back
+    with open(path + ".guard", "ab") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        holder = read_lock(path)
+        if holder is not None and is_process_alive(holder.process):
+            raise _held(holder)
         try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        os.unlink(aside)
-        raise _held(moved)
-    os.unlink(aside)
+            with open(mine, "w", encoding="utf-8") as file:
+                json.dump(asdict(lock), file)
+            os.replace(mine, path)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(mine)
+            raise
 
 
-def _held(holder: Optional[Lock]) -> ProjectError:
-    return ProjectError(
-        "lock_held",
-        action=holder.action if holder else "unknown",
-        name=holder.name if holder else "unknown",
-        owner=holder.owner if holder else "unknown",
-    )
+def _held(holder: Lock) -> ProjectError:
+    return ProjectError("lock_held", action=holder.action, name=holder.name, owner=holder.owner)
 
 
 def release_lock(path: str, process: Process) -> bool:

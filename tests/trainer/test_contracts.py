@@ -217,6 +217,31 @@ def test_lock_is_released_by_its_holder_only(tmp_path):
     assert read_lock(path) is not None
 
 
+def test_nobody_takes_while_another_looks_at_the_holder(tmp_path):
+    """Found by the soak: two removers of one stale lock and a third taker left two holders."""
+    path = str(tmp_path / "run.json")
+    take_lock(path, Lock("bob", "setup-only", "x", Process(1, 1, "another boot")))
+    faster: list[Exception] = []
+
+    def take_too() -> None:
+        try:
+            take_lock(path, me("faster"))
+        except ProjectError as error:
+            faster.append(error)
+
+    thread = threading.Thread(target=take_too)
+
+    def looking(process: Process) -> bool:
+        thread.start()
+        thread.join(0.3)
+        return is_alive(process)
+
+    take_lock(path, me("first"), looking)
+    thread.join()
+    assert [error.code for error in faster] == ["lock_held"]
+    assert read_lock(path).name == "first"
+
+
 def test_of_many_takers_one_wins(tmp_path):
     path = str(tmp_path / "run.json")
     code = (
