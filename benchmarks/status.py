@@ -40,7 +40,7 @@ def main() -> int:
         for key, what in (("zy", "`zy status`"), ("ssh", "`ssh host true`"), ("import", "of it: Python and imports"))
     ]
     about = f"Whole processes, best of {ROUNDS} rounds in turn. The proxy ends TCP itself and delays each direction."
-    return report("status", about=about, packages=("paramiko", "fabric"), claims=claims, numbers=numbers)
+    return report("status", about=about, packages=("paramiko",), claims=claims, numbers=numbers)
 
 
 def measure(sshd: DemoSshd, folder: Path, port: int) -> dict[str, float]:

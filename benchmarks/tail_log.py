@@ -51,7 +51,7 @@ def main() -> int:
     numbers = [(f"`zy tail-log`, {size}", f"{1000 * seconds:.0f} ms") for size, seconds in whole.items()]
     numbers += [(f"the agent, {size}", f"{1000 * alone[size]:.0f} ms, {peaks[size] / 1024:.1f} MB") for size in data]
     about = f"Whole processes, best of {ROUNDS} rounds in turn; memory: the least peak of 5."
-    return report("tail_log", about=about, packages=("paramiko", "fabric"), claims=claims, numbers=numbers)
+    return report("tail_log", about=about, packages=("paramiko",), claims=claims, numbers=numbers)
 
 
 def write_log(data: Path, size: int) -> Path:

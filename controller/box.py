@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import paramiko
 
@@ -20,9 +20,11 @@ from controller.host_keys import parse_pins
 from controller.link import Hop, Link, Login, Patience, WorthAnotherTry, open_link, reason_of
 from controller.local_box import LocalBox as LocalBox
 from controller.release import agent_bundle
-from controller.settings import Ssh
 from corpus_builder.errors import ProjectError
 from corpus_builder.say import spoken
+
+if TYPE_CHECKING:
+    from controller.settings import Ssh
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from controller.dial import Dialed
     from controller.invocation import Surroundings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+QUICK = ("status", "tail-log", "kill")  # done in about a second, most of it the way to the box
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -110,10 +113,32 @@ def setup_options(command: Command) -> Command:
 
 def _perform(action: str, *, given: dict[str, Any] | None = None, **options: Any) -> None:
     """Run one action and leave with its exit code."""
-    from controller.invocation import Options, perform
-
     texts = {name: str(value) for name, value in (given or {}).items() if value is not None}
-    sys.exit(perform(action, Options(given=texts, **options), _around()))
+    with _dialing(action, options["box_kind"]) as dialed:
+        from controller.invocation import Options, perform
+
+        code = perform(action, Options(given=texts, **options), _around(), dialed=dialed)
+    sys.exit(code)
+
+
+@contextmanager
+def _dialing(action: str, box_kind: str) -> Iterator[Dialed | None]:
+    """Begin the connection that a quick action is going to need, before the rest is imported."""
+    from controller.addresses import first_hop
+
+    hop = first_hop(os.environ) if action in QUICK and box_kind == "ssh" else None
+    if hop is None:
+        yield None
+        return
+    from controller.dial import Dialed
+
+    dialed = Dialed(*hop, os.environ.get("ZY_GPU_KNOWN_HOSTS", ""))
+    try:
+        import controller.box  # noqa: F401  # first, that the keys be exchanged while settings and pages are imported
+
+        yield dialed
+    finally:
+        dialed.close()
 
 
 @zy.command("setup-only")

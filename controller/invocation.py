@@ -67,13 +67,18 @@ def perform(
     around: Surroundings,
     *,
     open_box: Callable[[str, Settings], Box] | None = None,
+    dialed: Dialed | None = None,
 ) -> int:
-    """Run one action and return its exit code; everything a reader needs has been written by then."""
+    """Run one action and return its exit code; everything a reader needs has been written by then.
+
+    A connection that was `dialed` is the way to the box, if the settings lead there too.
+    """
     lang = choose_lang(options.lang, around.environ)
     runner = around.runner
     see = SEES[runner.sees()]
+    open_box = open_box or partial(open_real_box, environ=around.environ, dialed=dialed)
     try:
-        report = _run_page(action, options, around, lang, open_box or partial(open_real_box, environ=around.environ))
+        report = _run_page(action, options, around, lang, open_box)
     except ProjectError as error:
         return fail(action, error, around, lang)
     markdown = as_markdown(report, lang=lang, see=see)
@@ -115,7 +120,7 @@ def choose_lang(given: str | None, environ: Mapping[str, str]) -> str:
     return wanted if wanted in LANGUAGES else LANGUAGES[0]
 
 
-def open_real_box(kind: str, settings: Settings, *, environ: Mapping[str, str]) -> Box:
+def open_real_box(kind: str, settings: Settings, *, environ: Mapping[str, str], dialed: Dialed | None = None) -> Box:
     """Return the box: over SSH, or this machine."""
     if kind == "local":
         from controller.local_box import LocalBox
@@ -123,7 +128,8 @@ def open_real_box(kind: str, settings: Settings, *, environ: Mapping[str, str]) 
         return LocalBox()
     ssh = way_to_box(settings, environ)
     _, host, port = ssh.route()[0]
-    dialed = Dialed(host, port)
+    if dialed is None or dialed.address != (host, port):
+        dialed = Dialed(host, port, ssh.known_hosts)
     try:
         from controller.box import SshBox  # a tenth of a second, in which the network answers
 

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fabric
 import paramiko
 
 from controller.dial import CONNECT_TIMEOUT_S, Dialed
-from controller.host_keys import FAMILIES, PinnedKeys, PinPolicy
+from controller.host_keys import FAMILIES, PinnedKeys, PinPolicy, parse_pins
 from controller.private_keys import load_private_key
-from controller.settings import Ssh
 from corpus_builder.errors import ProjectError
+
+if TYPE_CHECKING:
+    from controller.settings import Ssh
 
 AUTH_TIMEOUT_S = 20
 #: A server that has said nothing for this long is asked whether it is there, and every so often again.
@@ -100,27 +101,64 @@ class Patience:
 
 
 class Link:
-    """An open connection to one hop; `through` is the link that it was opened over."""
+    """An open connection to one hop."""
 
-    def __init__(self, connection: fabric.Connection, watch: Watch) -> None:
-        self._connection = connection
+    def __init__(self, client: paramiko.SSHClient, transport: paramiko.Transport, watch: Watch) -> None:
+        self.transport = transport  # what channels are opened on
+        self._client = client
         self._watch = watch
-
-    @property
-    def transport(self) -> paramiko.Transport:
-        """What channels are opened on."""
-        transport: paramiko.Transport = self._connection.transport
-        return transport
-
-    @property
-    def gateway(self) -> fabric.Connection:
-        """This connection, as the way to the next hop."""
-        return self._connection
 
     def close(self) -> None:
         """End the connection."""
         self._watch.stop()
-        self._connection.client.close()
+        self._client.close()
+
+
+class BegunTransport(paramiko.Transport):
+    """A transport whose key exchange begins at once, and is waited for when it is needed."""
+
+    def begin(self) -> None:
+        """Begin the key exchange, in the transport's own thread."""
+        self._is_exchanged = threading.Event()
+        super().start_client(event=self._is_exchanged)
+
+    def start_client(self, event: threading.Event | None = None, timeout: float | None = None) -> None:
+        """Wait for the end of the key exchange that was begun; raise what ended it."""
+        self._is_exchanged.wait(timeout)
+        if not self.is_active():
+            raise self.get_exception() or paramiko.SSHException("Negotiation failed.")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A connection on which the keys are being exchanged, with the wish for one of `key_types`."""
+
+    transport: BegunTransport
+    sock: WatchedSocket
+    key_types: tuple[str, ...]
+
+
+def begin_exchange(sock: socket.socket, host: str, port: int, known_hosts: str) -> Begun:
+    """Begin the key exchange with a host whose pins are in `known_hosts`; raise `known_hosts_invalid`."""
+    return _begin(sock, parse_pins(known_hosts, host=host, port=port).preferences()[0])
+
+
+def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
+    watched = WatchedSocket(sock)
+    transport = BegunTransport(watched)  # type: ignore[arg-type]  # it takes whatever behaves as a socket
+    transport.banner_timeout = CONNECT_TIMEOUT_S
+    security = transport.get_security_options()
+    wanted = [kind for kind in key_types if kind in security.key_types]
+    security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
+    transport.begin()
+    return Begun(transport, watched, key_types)
+
+
+def _connect(host: str, port: int, through: Link | None) -> Any:
+    """Return a socket, or a channel of the hop before."""
+    if through is None:
+        return socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+    return through.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=CONNECT_TIMEOUT_S)
 
 
 def open_link(
@@ -145,7 +183,7 @@ def open_link(
 
 
 def _open_preferring(
-    key_types: Sequence[str],
+    key_types: tuple[str, ...],
     hop: Hop,
     login: Login,
     through: Link | None,
@@ -153,44 +191,47 @@ def _open_preferring(
     *,
     dialed: Dialed | None,
 ) -> Link:
-    watched: list[WatchedSocket] = []
-
-    def make_transport(sock: Any, **options: Any) -> paramiko.Transport:
-        watched.append(WatchedSocket(sock))
-        return _transport(watched[0], key_types, **options)
-
-    connection = fabric.Connection(
-        hop.pinned.host,
-        user=hop.user,
-        port=hop.pinned.port,
-        gateway=through.gateway if through else None,
-        config=fabric.Config(overrides={"load_ssh_configs": False}),
-        connect_timeout=CONNECT_TIMEOUT_S,
-        connect_kwargs={
-            "password": login.password,
-            "key_filename": [name for name in login.key_files if Path(name).is_file()],
-            "passphrase": login.passphrase,
-            "look_for_keys": False,
-            "allow_agent": login.uses_agent,
-            "banner_timeout": CONNECT_TIMEOUT_S,
-            "auth_timeout": AUTH_TIMEOUT_S,
-            "channel_timeout": CONNECT_TIMEOUT_S,
-            "transport_factory": make_transport,
-        },
-    )
-    connection.client.set_missing_host_key_policy(PinPolicy(hop.pinned))  # Fabric's default accepts any key
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(PinPolicy(hop.pinned))
+    begun: Begun | None = None
     try:
+        begun = dialed.take() if dialed is not None else None
+        if begun is None:
+            begun = _begin(_connect(hop.pinned.host, hop.pinned.port, through), key_types)
         with login.chosen_key() as key:
-            connection.connect_kwargs["pkey"] = key
-            if dialed is not None and (sock := dialed.take()) is not None:
-                connection.connect_kwargs["sock"] = sock
-            connection.open()
+            _log_in(client, hop, login, key, begun)
     except BaseException as error:
-        connection.client.close()
+        if begun is not None:
+            begun.transport.close()
+        client.close()
         if isinstance(error, ProjectError) or not isinstance(error, NETWORK_ERRORS):
             raise
         raise _translated(error, hop.name) from error
-    return Link(connection, Watch(connection.transport, watched[0], patience))
+    return Link(client, begun.transport, Watch(begun.transport, begun.sock, patience))
+
+
+def _log_in(client: paramiko.SSHClient, hop: Hop, login: Login, key: paramiko.PKey | None, begun: Begun) -> None:
+    """Wait for the host's key, let the policy check it, and only then log in."""
+
+    def make_transport(_: Any, **__: Any) -> paramiko.Transport:
+        return begun.transport
+
+    client.connect(
+        hop.pinned.host,
+        port=hop.pinned.port,
+        username=hop.user,
+        pkey=key,
+        password=login.password,
+        key_filename=[name for name in login.key_files if Path(name).is_file()],  # type: ignore[arg-type]  # it takes a list too
+        passphrase=login.passphrase,
+        look_for_keys=False,
+        allow_agent=login.uses_agent,
+        timeout=CONNECT_TIMEOUT_S,
+        auth_timeout=AUTH_TIMEOUT_S,
+        channel_timeout=CONNECT_TIMEOUT_S,
+        sock=begun.sock,  # type: ignore[arg-type]  # it takes whatever behaves as a socket
+        transport_factory=make_transport,
+    )
 
 
 def learn_host_keys(host: str, port: int, through: Link | None = None) -> tuple[paramiko.PKey, ...]:
@@ -212,12 +253,7 @@ def learn_host_keys(host: str, port: int, through: Link | None = None) -> tuple[
 
 
 def _shown_key(family: Sequence[str], host: str, port: int, through: Link | None) -> paramiko.PKey:
-    sock: Any
-    if through is None:
-        sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
-    else:
-        sock = through.transport.open_channel("direct-tcpip", (host, port), ("", 0), timeout=CONNECT_TIMEOUT_S)
-    transport = paramiko.Transport(sock)
+    transport = paramiko.Transport(_connect(host, port, through))
     try:
         transport.banner_timeout = CONNECT_TIMEOUT_S
         security = transport.get_security_options()
@@ -252,20 +288,9 @@ def _translated(error: Exception, host: str) -> ProjectError | WorthAnotherTry:
 
 def reason_of(error: BaseException) -> str:
     """Return why the network or the server failed: a sentence of ours, the system's words, or the exception's kind."""
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        error = next(iter(error.errors.values()), error)
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     known = next((reason for words, reason in _OWN_WORDS.items() if words in said), None)
     return known or " ".join(said.split())[:200] or type(error).__name__
-
-
-def _transport(sock: WatchedSocket, key_types: Sequence[str], **options: Any) -> paramiko.Transport:
-    """Return a transport that prefers the pinned key types."""
-    transport = paramiko.Transport(sock, **options)  # type: ignore[arg-type]  # it takes whatever behaves as a socket
-    security = transport.get_security_options()
-    wanted = [kind for kind in key_types if kind in security.key_types]
-    security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
-    return transport
 
 
 class WatchedSocket:

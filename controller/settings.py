@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+from controller.addresses import checked_host, checked_port, checked_user, parse_jump
 from corpus_builder.config import BOOLEANS
 from corpus_builder.errors import ProjectError
 
@@ -27,44 +28,6 @@ POWEROFF = "poweroff"  # of ZY_ON_END; anything else is a command
 _MAX_NAME_BYTES = 255  # of Linux's file systems; the longest path of ours below a folder leaves the rest of 4096
 _MAX_PATH_BYTES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_HOST = re.compile(r"[\w.:%][\w.:%-]*\Z")
-_USER = re.compile(r"[\w.+][\w.+@%\\-]*\Z")
-
-
-def checked_host(text: str) -> str:
-    """Return a host name or address; raise ValueError."""
-    if text.startswith("-") or re.search(r"\s", text) or _CONTROL.search(text):
-        raise ValueError("reason.host_spaces")
-    if "@" in text or "/" in text:
-        raise ValueError("reason.host_only")
-    if text.count(":") == 1:
-        raise ValueError("reason.host_port")
-    if not _HOST.match(text):
-        raise ValueError("reason.host_unknown_form")
-    return text
-
-
-def checked_user(text: str) -> str:
-    """Return a user name; raise ValueError."""
-    if not _USER.match(text):
-        raise ValueError("reason.user_name")
-    return text
-
-
-def checked_port(text: Any) -> int:
-    """Return the port that `text` spells; raise ValueError."""
-    if not (isinstance(text, str) and re.fullmatch(r"[0-9]{1,5}", text) and 1 <= int(text) <= 65535):
-        raise ValueError("reason.port")
-    return int(text)
-
-
-def parse_jump(text: str) -> tuple[str | None, str, int]:
-    """Return user, host and port of `user@host:port`; the user is None when it is the box's. Raises ValueError."""
-    match = re.fullmatch(r"(?:([^@]+)@)?(\[[^\]]+\]|[^:@]+)(?::([0-9]+))?", text)
-    if match is None:
-        raise ValueError("reason.jump")
-    user = checked_user(match[1]) if match[1] else None
-    return user, checked_host(match[2].strip("[]")), checked_port(match[3] or "22")
 
 
 def _checked_jump(text: str) -> str:

@@ -22,8 +22,9 @@ from typing import Any
 
 import paramiko
 
+from controller.addresses import checked_host, checked_port, checked_user, parse_jump
 from controller.host_keys import usable_lines
-from controller.settings import Settings, Ssh, checked_host, checked_port, checked_user, parse_jump
+from controller.settings import Settings, Ssh
 from corpus_builder.errors import ProjectError
 
 #: Where ssh looks for keys when no IdentityFile names one, the best first. Source: ssh_config(5).
@@ -89,7 +90,10 @@ class Laptop:
 
     def find(self, alias: str) -> Stop:
         """Return what is known of a machine, by its name or its alias."""
-        found: dict[str, Any] = dict(self.config.lookup(alias))
+        try:
+            found: dict[str, Any] = dict(self.config.lookup(alias))
+        except ImportError:
+            raise self._unusable("reason.match_exec") from None
         if found.get("proxycommand", "none").lower() != "none":
             raise self._unusable("reason.proxy_command")
         default = [str(self.folder / name) for name in DEFAULT_KEYS]

@@ -24,13 +24,12 @@ CONTRACTS = {
 }  # fmt: skip
 #: Third-party and heavy modules -> the only files that import them.
 ONLY_IN = {
-    "fabric": {"controller/link.py"},
     "paramiko": {f"controller/{name}.py" for name in ("box", "link", "host_keys", "private_keys", "ssh_config", "way")},
     "boto3": {"controller/objects.py", "controller/demo_storage.py"},
     "qcloud_cos": {"controller/objects.py"},
     "click": {"controller/cli.py"},
 }
-HEAVY = {"torch", "transformers", "deepspeed", "datasets", "peft", "accelerate", "fabric", "click"}
+HEAVY = {"torch", "transformers", "deepspeed", "datasets", "peft", "accelerate", "paramiko", "click"}
 #: `†`: files that also run on the box with the system's Python.
 ON_THE_BOX = tuple(f"{name.replace('.', '/')}.py" for name in AGENT_MODULES)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from controller.addresses import first_hop
 from controller.dial import Dialed
 from controller.settings import Settings, Ssh
 from controller.ssh_config import is_laptop, laptop_ssh
@@ -94,6 +96,14 @@ def test_what_cannot_be_used_is_refused_by_its_reason(home, config, reason):
     assert (caught.value.code, caught.value.values["reason"]) == ("config_unreadable", reason)
 
 
+def test_match_exec_without_the_package_that_runs_it_is_refused(home, monkeypatch):
+    monkeypatch.setattr("paramiko.config.invoke", None)
+    monkeypatch.setattr("paramiko.config.invoke_import_error", ImportError("no invoke here"))
+    with pytest.raises(ProjectError) as caught:
+        way(home, "Match exec true\n  HostName 10.0.0.7\n")
+    assert (caught.value.code, caught.value.values["reason"]) == ("config_unreadable", "reason.match_exec")
+
+
 def test_an_agents_key_is_chosen_by_the_public_halves(home):
     (home / ".ssh" / "mine.pub").write_text("ssh-ed25519 AAAAC3Nz comment\n")
     config = "Host gpu\n  IdentityFile ~/.ssh/mine\n  IdentitiesOnly yes\n".replace("~", str(home))
@@ -114,26 +124,55 @@ def test_a_runner_or_a_key_of_ones_own_asks_nothing_of_the_laptop(environ):
 
 def test_a_dialed_connection_is_taken_once():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        dialed = Dialed("127.0.0.1", server.getsockname()[1])
+        dialed = Dialed("127.0.0.1", server.getsockname()[1], "")
         taken = dialed.take()
         assert taken is not None
-        taken.close()
+        taken.transport.close()
         assert dialed.take() is None
         dialed.close()
 
 
 def test_a_failure_to_dial_is_told_once():
-    dialed = Dialed("127.0.0.1", free_port())
+    dialed = Dialed("127.0.0.1", free_port(), "")
     with pytest.raises(ConnectionRefusedError):
         dialed.take()
     assert dialed.take() is None
 
 
-def test_a_connection_that_nobody_took_is_closed():
+@pytest.mark.parametrize("stands_already", [True, False])
+def test_a_connection_that_nobody_took_is_closed(stands_already):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        dialed = Dialed("127.0.0.1", server.getsockname()[1])
-        dialed._thread.join()
+        dialed = Dialed("127.0.0.1", server.getsockname()[1], "")
+        if stands_already:
+            dialed._thread.join()
         dialed.close()
+        there, _ = server.accept()
+        with there, there.makefile("rb") as stream:
+            assert stream.read().partition(b"\r\n")[0] in (b"", b"SSH-2.0-paramiko_" + version("paramiko").encode())
+        dialed._thread.join()
+
+
+def test_nothing_is_dialed_where_the_pins_cannot_be_read():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dialed = Dialed("127.0.0.1", server.getsockname()[1], "no pins at all")
+        assert dialed.take() is None
         there, _ = server.accept()
         with there:
             assert there.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("environ", "hop"),
+    [
+        ({"HOST": " gpu-1 ", "KEY": "k"}, ("gpu-1", 22)),
+        ({"HOST": "gpu-1", "PORT": "2200", "PASSWORD": "p"}, ("gpu-1", 2200)),
+        ({"HOST": "gpu-1", "KEY": "k", "JUMP": "me@door:23"}, ("door", 23)),
+        ({"HOST": "gpu-1"}, None),  # a laptop's own ssh may know better
+        ({"KEY": "k"}, None),
+        ({"HOST": "gpu-1", "PORT": "ssh", "KEY": "k"}, None),
+        ({"HOST": "-oProxyCommand=x", "KEY": "k"}, None),
+        ({"HOST": "gpu-1", "KEY": "k", "JUMP": "a b"}, None),
+    ],
+)
+def test_the_first_hop_is_read_from_the_settings_or_not_at_all(environ, hop):
+    assert first_hop({f"ZY_GPU_{name}": text for name, text in environ.items()}) == hop

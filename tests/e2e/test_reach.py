@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from controller.ssh_config import is_laptop, laptop_ssh
 from corpus_builder.errors import ProjectError
 from tests.servers import DemoSshd, agent_of, free_port
 from tests.tcp_proxy import TcpProxy
+from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -155,8 +157,8 @@ def test_a_wrong_key_and_a_refused_login_get_no_second_attempt(sshd, tmp_path):
 
 def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd):
     with TcpProxy(sshd.port) as proxy:
-        dialed = Dialed("127.0.0.1", proxy.port)
         ssh = ssh_of(sshd, port=proxy.port)
+        dialed = Dialed("127.0.0.1", proxy.port, ssh.known_hosts)
         with SshBox(ssh, bundle=ECHO, sleep=never_sleep, dialed=dialed) as box:
             assert box.ask("op", {}, timeout_s=20)["left"] == 0
             assert proxy.accepted == 1
@@ -168,8 +170,29 @@ def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd):
 def test_an_early_connection_that_failed_counts_as_the_first_attempt(sshd):
     waited: list[float] = []
     port = free_port()
-    box = SshBox(replace(ssh_of(sshd), port=port), bundle=ECHO, sleep=waited.append, dialed=Dialed("127.0.0.1", port))
+    dialed = Dialed("127.0.0.1", port, "")
+    box = SshBox(replace(ssh_of(sshd), port=port), bundle=ECHO, sleep=waited.append, dialed=dialed)
     assert (refusal(box).code, waited) == ("box_unreachable", [1.0, 3.0])
+
+
+@pytest.mark.parametrize(("lang", "code"), [("en", 0), ("de", 2)])
+def test_a_quick_action_connects_once_and_early(sshd, tmp_path, lang, code):
+    """The connection stands before the settings are checked; where they are wrong nobody logs in over it."""
+    with TcpProxy(sshd.port) as proxy:
+        ssh = ssh_of(sshd, port=proxy.port)
+        settings = sshd.settings() | {
+            "ZY_GPU_PORT": str(proxy.port),
+            "ZY_GPU_KNOWN_HOSTS": ssh.known_hosts,
+            "ZY_CODING_TRAIN_DATA": str(tmp_path / "data"),
+            "ZY_CODING_TRAIN_ROOT": str(tmp_path / "root"),
+            "ZY_LANG": lang,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "controller.cli", "status"],
+            env=settings | {"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, proxy.accepted) == (code, 1), done.stderr
 
 
 # --- odd logins
