@@ -95,7 +95,14 @@ def agent(data: Path, cursor: int | None = None) -> Callable[[], object]:
 
 def ask(data: Path, cursor: int | None = None) -> str:
     """Ask the agent for the tail, as the public sees it, and return what it says of its process."""
-    args = {"data": str(data), "which": "auto", "see": "public", "bytes": 12_000, "from_offset": cursor}
+    args = {
+        "data": str(data),
+        "root": str(data),
+        "which": "auto",
+        "see": "public",
+        "bytes": 12_000,
+        "from_offset": cursor,
+    }
     request = exchange.make_request("tail_log", args, agent_bundle())
     words = ["python3", *exchange.PYTHON_OPTIONS, AGENT]
     done = subprocess.run(words, input=request.payload, check=True, capture_output=True)

@@ -48,11 +48,12 @@ def to_text(value: Any) -> str:
 
 
 def save_json(path: str, value: Any) -> None:
-    """Write `value` to `path` by rename, on the disk before it is named, readable by the owner only."""
-    _save_text(path, to_text(value))
+    """Write `value` as `save_text` does."""
+    save_text(path, to_text(value))
 
 
-def _save_text(path: str, text: str) -> None:
+def save_text(path: str, text: str) -> None:
+    """Write `text` to `path` by rename, on the disk before it is named, readable by the owner only."""
     partial = "%s.partial.%d" % (path, os.getpid())
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -99,7 +100,7 @@ def save_reserved(path: str, text: str) -> None:
     Without that room, or with more text than it holds, as any other file; raise OSError when that is refused.
     """
     if not _fill_reserve(path, text.encode("utf-8")):
-        _save_text(path, text)
+        save_text(path, text)
     give_back(path)
 
 

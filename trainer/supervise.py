@@ -32,6 +32,7 @@ from trainer.journal import (
     reserve,
     save_json,
     save_outcome,
+    save_text,
     seconds_since_boot,
 )
 from trainer.locks import Lock, Process, identify, release_lock, take_lock
@@ -66,6 +67,7 @@ class Spec:
     """What to supervise. `final`: the folder whose existence makes a training succeed.
 
     `on_end_locks`: where others who work on this machine hold theirs; while one does, `ZY_ON_END` is left undone.
+    `text`: the file that it was read from.
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Spec:
     final: Optional[str] = None
     on_end_after_s: float = AFTER_S
     on_end_locks: List[str] = field(default_factory=list)
+    text: str = field(default="", repr=False)
 
     @property
     def paths(self) -> RunPaths:
@@ -101,10 +104,11 @@ class End:
 def load_spec(path: str) -> Spec:
     """Return the specification in `path`; unknown keys of a newer writer are ignored."""
     with open(path, encoding="utf-8") as file:
-        packed = json.load(file)
+        text = file.read()
+    packed = json.loads(text)
     steps = [Step(**{key: row[key] for key in Step.__dataclass_fields__ if key in row}) for row in packed["steps"]]
     known = {key: packed[key] for key in Spec.__dataclass_fields__ if key in packed}
-    return Spec(**dict(known, steps=steps))
+    return Spec(**dict(known, steps=steps, text=text))
 
 
 class Supervisor:
@@ -242,6 +246,7 @@ class Supervisor:
             remedy=remedy.code if remedy else None,
             error=self.journal.error.to_json() if self.journal.error and end.state == FAILED else None,
         )
+        self._restore_folder()
         self.journal.save_state(end.state, "", is_urgent=True)
         count = self.journal.unwritten_lines + self._stop.unwritten
         if count:
@@ -251,6 +256,15 @@ class Supervisor:
         give_back(self.spec.paths.stop)
         save_outcome(self.spec.paths.outcome, outcome)
         return outcome
+
+    def _restore_folder(self) -> None:
+        """Make a folder that was deleted underneath again, so that how the work ended has a place where it is found."""
+        try:
+            os.makedirs(self.spec.folder, mode=0o700, exist_ok=True)
+            if not os.path.exists(self.spec.paths.supervisor_spec):
+                save_text(self.spec.paths.supervisor_spec, self.spec.text)
+        except OSError:
+            self.journal.unwritten_lines += 1
 
 
 def _code_and_signal(code: int) -> Tuple[Optional[int], Optional[int]]:

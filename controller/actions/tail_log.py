@@ -49,7 +49,7 @@ def run(box: Box, job: Job) -> TailReport | StepsReport:
 
 
 def _ask(box: Box, job: Job) -> dict[str, Any]:
-    request: dict[str, Any] = {"data": job.settings.data, "bytes": TAIL_BYTES, "which": "auto", "see": job.sees}
+    request: dict[str, Any] = {**job.places, "bytes": TAIL_BYTES, "which": "auto", "see": job.sees}
     cursor = job.inputs.cursor
     if cursor is not None:
         more = {"bytes": MOST_BYTES, "from_offset": cursor.offset, "log_key": cursor.key, "id": cursor.work_id}

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from controller.boxside.arguments import NAME, SEES, Arguments
 from controller.boxside.log_place import KEY, find_place, key_at
+from controller.boxside.orphans import find_orphan, require_living
 from controller.boxside.public_log import public_lines
 from controller.boxside.work import (
     KINDS,
@@ -152,12 +153,12 @@ def tail_log(args: Arguments) -> Dict[str, Any]:
 
     `log_change`: why that was not read on (log_place.py), else None; then `from_offset` is where it was.
     """
-    data, see = args.path("data"), args.word("see", SEES, PUBLIC)
+    data, root, see = args.path("data"), args.path("root"), args.word("see", SEES, PUBLIC)
     which = args.word("which", ("auto", "train", "setup", "build"), "auto")
     max_bytes = max(1, args.count("bytes", DEFAULT_TAIL_BYTES, MAX_WINDOW_BYTES))
     start = args.count("from_offset", 0, 1 << 62) if args.values.get("from_offset") is not None else None
     key, work_id = args.optional_text("log_key", KEY), args.optional_text("id", NAME)
-    work = (_find(data, work_id) if work_id is not None else None) or _choose(data, which)
+    work = (_find(data, work_id) if work_id is not None else None) or _choose(data, root, which)
     path = DataPaths(data).build_log if which == "build" else work.paths.log
     place = None if start is None else find_place(path, start, key)
     standing = look_at(work)  # before the log is read: lines that come after the end are then never missed
@@ -183,11 +184,12 @@ def _find(data: str, work_id: str) -> Optional[Work]:
     return load_work(data, TRAIN, work_id) or load_work(data, SETUP, work_id)
 
 
-def _choose(data: str, which: str) -> Work:
+def _choose(data: str, root: str, which: str) -> Work:
     """Return the work whose log is meant: what is at work, else what began last."""
     if which != "auto":
-        return require_work(data, TRAIN if which == "train" else SETUP, None)
-    found = [work for work in (find_newest(data, kind) for kind in (TRAIN, SETUP)) if work is not None]
+        return require_living(data, root, TRAIN if which == "train" else SETUP, None)
+    newest = (find_orphan(data, root, kind) or find_newest(data, kind) for kind in (TRAIN, SETUP))
+    found = [work for work in newest if work is not None]
     live = [work for work in found if look_at(work).is_live]
     return max(live or found, key=lambda work: (work.number, work.id)) if found else require_work(data, TRAIN, None)
 
@@ -198,7 +200,7 @@ def follow(args: Arguments) -> Dict[str, Any]:
     Without a key: since the attempt began.
     """
     data, kind = args.path("data"), args.word("kind", KINDS)
-    work = require_work(data, kind, args.optional_text("id", NAME))
+    work = require_living(data, args.path("root"), kind, args.optional_text("id", NAME))
     see, key = args.word("see", SEES, PUBLIC), args.optional_text("log_key", KEY)
     standing = look_at(work)
     place = find_place(work.paths.log, args.count("offset", 0, 1 << 62), key)

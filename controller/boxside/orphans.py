@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Optional
 
 from controller.boxside.facts import read_live_lock
-from controller.boxside.work import FILES_GONE, KINDS, TRAIN, Work, lock_path, next_number, works_dir
+from controller.boxside.work import FILES_GONE, KINDS, TRAIN, Work, lock_path, next_number, require_work, works_dir
 from trainer.children import Child
 from trainer.journal import save_json
 from trainer.locks import Lock
@@ -30,6 +30,14 @@ def find_orphan(data: str, root: str, kind: str) -> Optional[Work]:
     spec["number"] = next_number(data)
     attempt = {"process": asdict(lock.process), "child": Child(None, 0, folder).to_json()}
     return Work(kind, lock.name, paths, spec, [attempt], None, None)
+
+
+def require_living(data: str, root: str, kind: str, work_id: Optional[str]) -> Work:
+    """Return a work by its id, or the newest, also one that lives without its files; raise `run_not_found`."""
+    orphan = find_orphan(data, root, kind)
+    if orphan is not None and work_id in (None, orphan.id):
+        return orphan
+    return require_work(data, kind, work_id)
 
 
 def _supervises(lock: Lock, spec_path: str) -> bool:

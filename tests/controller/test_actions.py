@@ -351,7 +351,8 @@ def test_tail_log_asks_for_12000_bytes_and_for_what_the_reader_may_see(job):
     box = FakeBox({"tail_log": [TAIL]})
     report = tail_log.run(box, job)
     assert dict(box.asked)["tail_log"] == {
-        "data": "/data/guanghu-coding", "bytes": 12_000, "which": "auto", "see": "public",
+        "data": "/data/guanghu-coding", "root": "/opt/guanghu/coding-training",
+        "bytes": 12_000, "which": "auto", "see": "public",
     }  # fmt: skip
     assert (report.log_id, report.hidden_lines, report.text, report.next_offset) == ("r-1", 1, "x\ny\n", 2)
     assert report.cursor == f"2@r-1:{KEY}"

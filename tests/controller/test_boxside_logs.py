@@ -192,7 +192,7 @@ def test_the_same_hint_again_and_again_is_one_line():
 def public_tail(tmp_path, content, **args):
     paths = write_setup(tmp_path, "s1", outcome=OUTCOME)
     Path(paths.log).write_bytes(content)
-    return tail_log(Arguments({"data": str(tmp_path), "see": "public", **args}))
+    return tail_log(Arguments({"root": str(tmp_path), "data": str(tmp_path), "see": "public", **args}))
 
 
 def test_no_cursor_opens_the_inside_of_a_line_to_the_public(tmp_path):
@@ -297,7 +297,7 @@ def test_the_tail_reads_on_through_a_rotation_and_says_so(tmp_path):
     paths = write_setup(tmp_path, "s1", outcome=OUTCOME)
     log = Path(paths.log)
     log.write_text("one\n")
-    args = {"data": str(tmp_path), "see": "named"}
+    args = {"root": str(tmp_path), "data": str(tmp_path), "see": "named"}
     first = tail_log(Arguments(args))
     with open(log, "a") as file:
         file.write("two\n")
@@ -315,7 +315,7 @@ def test_following_goes_on_through_a_rotation(tmp_path):
     paths = write_setup(tmp_path, "s1", log_start=4)
     log = Path(paths.log)
     log.write_text("old\none\n")
-    args = {"data": str(tmp_path), "kind": "setup", "id": "s1", "see": "named"}
+    args = {"root": str(tmp_path), "data": str(tmp_path), "kind": "setup", "id": "s1", "see": "named"}
     first = follow(Arguments({**args, "offset": 0}))
     assert first["lines"] == ["one"]
     log.rename(str(log) + ".1")
@@ -331,7 +331,7 @@ def test_following_goes_on_through_a_rotation(tmp_path):
 def test_a_cursor_names_its_log_even_when_there_is_a_newer_one(tmp_path):
     older = write_setup(tmp_path, "s1", outcome=OUTCOME)
     Path(older.log).write_text("one\n")
-    args = {"data": str(tmp_path), "see": "named"}
+    args = {"root": str(tmp_path), "data": str(tmp_path), "see": "named"}
     first = tail_log(Arguments(args))
     newer = run_paths(str(tmp_path), "v1", "20990101-000000-aaaa")
     os.makedirs(newer.folder)
@@ -358,7 +358,7 @@ def test_an_empty_log_and_a_huge_one_cost_the_same(tmp_path, size):
         "print(int(after[1]) - int(before[1]), answer['size'])"
     )
     for more in ({}, {"from_offset": size}, {"from_offset": size // 2, "bytes": 12_000}):
-        args = json.dumps({"data": str(tmp_path), "see": "public", **more})
+        args = json.dumps({"root": str(tmp_path), "data": str(tmp_path), "see": "public", **more})
         done = subprocess.run([sys.executable, "-c", program, args], capture_output=True, text=True, check=True)
         read, found = map(int, done.stdout.split())
         assert found == size
@@ -399,7 +399,7 @@ def test_following_a_setup_shows_its_own_part_of_the_log(tmp_path):
     paths = write_setup(tmp_path, "s1", log_start=4, log_end=9, outcome=OUTCOME)
     with open(paths.log, "w") as file:
         file.write("old\nmine\nlater\n")
-    args = {"data": str(tmp_path), "kind": "setup", "id": "s1", "offset": 0, "see": "named"}
+    args = {"root": str(tmp_path), "data": str(tmp_path), "kind": "setup", "id": "s1", "offset": 0, "see": "named"}
     answer = follow(Arguments(args))
     assert (answer["lines"], answer["next_offset"], answer["state"]) == (["mine"], 9, "succeeded")
     assert follow(Arguments({**args, "offset": 9}))["next_offset"] == 9
@@ -409,26 +409,34 @@ def test_without_outcome_and_supervisor_a_work_is_lost(tmp_path):
     paths = write_setup(tmp_path, "s1")
     with open(paths.log, "w") as file:
         file.write("one\nhalf a li")
-    answer = follow(Arguments({"data": str(tmp_path), "kind": "setup", "id": None, "see": "named"}))
+    answer = follow(
+        Arguments({"root": str(tmp_path), "data": str(tmp_path), "kind": "setup", "id": None, "see": "named"})
+    )
     assert (answer["state"], answer["lines"]) == ("lost", ["one", "half a li"])
 
 
 def test_what_is_not_there_is_said(tmp_path):
     for op, more in ((follow, {"kind": "train"}), (tail_log, {}), (tail_log, {"which": "build"})):
         with pytest.raises(ProjectError, match="run_not_found"):
-            op(Arguments({"data": str(tmp_path), **more}))
+            op(Arguments({"root": str(tmp_path), "data": str(tmp_path), **more}))
 
 
 def test_the_tail_goes_on_from_its_own_cursor(tmp_path):
     paths = write_setup(tmp_path, "s1", outcome=OUTCOME)
     with open(paths.log, "w") as file:
         file.write("one\ntwo\n")
-    first = tail_log(Arguments({"data": str(tmp_path), "see": "named", "bytes": 5}))
+    first = tail_log(Arguments({"root": str(tmp_path), "data": str(tmp_path), "see": "named", "bytes": 5}))
     assert (first["lines"], first["id"]) == (["two"], "s1")
     with open(paths.log, "a") as file:
         file.write("three\nfo")
     for more in ({}, {"log_key": first["log_key"]}):
-        args = {"data": str(tmp_path), "see": "named", "from_offset": first["next_offset"], **more}
+        args = {
+            "root": str(tmp_path),
+            "data": str(tmp_path),
+            "see": "named",
+            "from_offset": first["next_offset"],
+            **more,
+        }
         after = tail_log(Arguments(args))
         assert (after["lines"], after["rest"], after["next_offset"]) == (["three"], "fo", 14)
         assert after["log_change"] is None

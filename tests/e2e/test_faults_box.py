@@ -299,10 +299,15 @@ def test_a_run_whose_folder_goes_is_still_seen_and_ended(machine):
     status = machine.status()
     assert (status["run"]["id"], status["run"]["state"]) == (run, "running")
     assert status["locks"]["run"]["name"] == run
-    killed = machine.zy("kill", "--json")
+    with machine.started("tail-log", "--follow", "--watch-minutes", "5") as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline()
+        killed = machine.zy("kill", "--json")
+        said, _ = watching.communicate(timeout=60)
     assert killed.returncode == 0, killed.stdout + killed.stderr
     [ended] = json.loads(killed.stdout)["ended"]
     assert (ended["id"], ended["state"]) == (run, "interrupted")
+    assert (watching.returncode, "interrupted" in said) == (6, True), said[-2000:]
     assert machine.processes() == []
     assert machine.status()["locks"] == {"setup": None, "run": None}
 
