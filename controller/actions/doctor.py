@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from controller.actions.setup_only import FACTS_TIMEOUT_S, allowed_hosts, check_base_model
+from controller.box_health import clock_offset_s, find_notices
 from controller.configuration import Configuration, load_configuration
 from controller.findings import note, ok, subject_words, untried, wrong
 from controller.job import Job
@@ -150,7 +151,9 @@ def _box(
     request = {**job.places, "base_model_dir": model_dir, "digest": None, "dialog_path": dialog_path}
     try:
         with closing(open_box()) as box:
+            before = job.utc_now()
             name, facts = box.name, box.ask("facts", request, timeout_s=FACTS_TIMEOUT_S)
+            offset_s = clock_offset_s(facts, before, job.utc_now())
     except ProjectError as error:
         yield wrong("machine" if error.code in ANSWERED else "login", error)
         return
@@ -160,6 +163,8 @@ def _box(
     for path, disk in facts["disks"].items():
         yield ok("disk", "doctor.disk", path=path, free=f"{disk['free_gib']:.1f}", total=f"{disk['total_gib']:.1f}")
     yield _gpus(facts["gpus"], wish)
+    for notice in find_notices(facts, ranks=wish.recipe.ranks if wish else 1, clock_offset_s=offset_s):
+        yield note("machine", f"machine.{notice.key}", **notice.values)
     if wish is not None and facts["base_model"] is not None:
         yield _checked("base_model", str(model_dir), lambda: check_base_model(facts["base_model"], str(model_dir)))
     if facts["dialog"] is not None:

@@ -7,14 +7,16 @@ import json
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from controller.box import Box, LocalBox
 from controller.demo_sshd import make_key
 from controller.invocation import Options, Surroundings, perform
-from controller.settings import SETTINGS
+from controller.settings import SETTINGS, Settings
 from corpus_builder.say import LANGUAGES
 from tests.servers import DemoSshd, Nanio, free_port, running_nanio
 
@@ -52,13 +54,19 @@ def world(sshd: DemoSshd, tmp_path: Path) -> dict[str, str]:
 class Seen:
     """What one call said: its exit code, its JSON, and everything that was written anywhere."""
 
-    def __init__(self, environ: dict[str, str], tmp_path: Path, **options: object) -> None:
+    def __init__(
+        self,
+        environ: dict[str, str],
+        tmp_path: Path,
+        open_box: Callable[[str, Settings], Box] | None = None,
+        **options: object,
+    ) -> None:
         summary = tmp_path / f"summary-{time.monotonic_ns()}.md"
         around = {**environ, "GITHUB_STEP_SUMMARY": str(summary)}
         out, err = io.StringIO(), io.StringIO()
         given = {"dialog_zip": str(tmp_path / "dialogs.zip"), **options.pop("given", {})}  # type: ignore[dict-item]
         asked = Options(given=given, sets=("device=cpu",), is_json=True, **options)  # type: ignore[arg-type]
-        self.exit_code = perform("doctor", asked, Surroundings(around, out, err))
+        self.exit_code = perform("doctor", asked, Surroundings(around, out, err), open_box=open_box)
         said = out.getvalue()  # on a runner, commands stand before and after it
         self.json, _ = json.JSONDecoder().raw_decode(said, said.index("{\n"))
         self.summary = summary.read_text("utf-8")
@@ -83,6 +91,20 @@ def test_all_is_well_and_nothing_has_changed_on_the_machine(world, tmp_path):
     assert "ZY_COS_REGION" in seen.json["unset"]
     assert "ZY_GPU_KEY" not in seen.json["unset"]
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [*tmp_path.glob("summary-*")]
+
+
+class TroubledBox(LocalBox):
+    """This machine, whose kernel has told of a driver that lost a GPU."""
+
+    def ask(self, op: str, args: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        answer = super().ask(op, args, **options)
+        return {**answer, "health": {**answer["health"], "xids": [79]}}
+
+
+def test_what_may_trouble_a_run_is_noted_and_stops_nothing(world, tmp_path):
+    seen = Seen(world, tmp_path, lambda kind, settings: TroubledBox())
+    assert (seen.exit_code, seen.verdict("machine")) == (0, "note")
+    assert "Xid 79" in seen.summary
 
 
 def test_nothing_set_on_a_runner_names_everything_that_is_needed_at_once(tmp_path):
