@@ -31,8 +31,8 @@ from trainer.launch import Ranks, encode, make_wish
 from trainer.packing import one_each
 from trainer.preflight import Memory, estimate
 from trainer.recipe import Recipe
+from trainer.request import load_request
 from trainer.run_paths import run_paths
-from trainer.train import load_request
 
 LIMIT = 0.15  # issue "Trainer", item 6
 MIB = 1 << 20

@@ -18,7 +18,8 @@ from typing import Any
 
 from trainer.arguments import Schedule, join_ranks, training_arguments
 from trainer.device import Attention, Device, Precision, find_place
-from trainer.train import leave, load_request
+from trainer.request import load_request
+from trainer.train import leave
 
 CPU, FP32 = Device("cpu", "cpu"), Precision("fp32", "cpu")
 

@@ -37,13 +37,14 @@ from trainer.encoded import EncodedCorpus, EncodedSet
 from trainer.gpus import Choice, GpuQuery, Gpus, Row, choose_gpus
 from trainer.head_types import PLAIN_HEADS
 from trainer.machine import Machine, count_processors, read_machine
+from trainer.material import check_steps, load_corpus, pack_rows, packs_rows
 from trainer.methods import check_methods
 from trainer.pace import Pace, find_pace
 from trainer.packing import Packing, one_each
 from trainer.preflight import GIB, LIBRARIES_BYTES, Memory, Wish, advise, disk_bytes, estimate, fits, read_zero
 from trainer.recipe import Recipe
+from trainer.request import Request, load_request
 from trainer.sizes import EMBEDDINGS, HEAD, read_model_size
-from trainer.train import Request, check_steps, load_corpus, load_request, pack_rows, packs_rows
 from trainer.voice import Voice
 
 FIRST = Place(rank=0, local_rank=0, ranks=1, is_launched=False)

@@ -10,8 +10,8 @@ from typing import Any
 
 from trainer.preflight import ASSUMED_SHARE, Wish, peak_tflops, training_flops
 from trainer.recipe import Recipe
+from trainer.request import Request
 from trainer.run_paths import run_paths
-from trainer.train import Request
 
 #: Keys of a recipe on which the time of a step depends.
 PACE_KEYS = (

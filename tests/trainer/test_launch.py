@@ -38,7 +38,7 @@ from trainer.machine import Machine
 from trainer.packing import one_each, pack
 from trainer.preflight import estimate
 from trainer.recipe import Recipe
-from trainer.train import load_request
+from trainer.request import load_request
 
 FOUR = [
     {"index": index, "name": "Tesla V100-SXM2-32GB", "memory_mib": 32_768, "used_mib": 3, "utilization": 0,

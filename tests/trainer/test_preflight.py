@@ -330,8 +330,8 @@ def test_this_machine_is_read():
 
 def test_minutes_come_from_an_earlier_run_of_the_same_work(tmp_path, tiny_dir):
     from tests.tiny_run import make_run, tiny_samples
+    from trainer.request import load_request
     from trainer.run_paths import run_paths
-    from trainer.train import load_request
 
     run = make_run(tmp_path, tiny_dir, tiny_samples())
     request = load_request(Path(run.paths.recipe))
@@ -353,7 +353,7 @@ def test_minutes_come_from_an_earlier_run_of_the_same_work(tmp_path, tiny_dir):
 
 def test_else_from_the_gpus_peak_and_an_assumption_that_is_said(tmp_path, tiny_dir):
     from tests.tiny_run import make_run, tiny_samples
-    from trainer.train import load_request
+    from trainer.request import load_request
 
     request = load_request(Path(make_run(tmp_path, tiny_dir, tiny_samples(), num_train_epochs=1).paths.recipe))
     pace = find_pace(request, {"name": "Tesla V100-SXM2-32GB"}, wish(), tokens=1_000_000, steps=30)

@@ -14,8 +14,11 @@ from trainer.arguments import Schedule, learning_rate_at
 from trainer.base_model import find_model_faults
 from trainer.device import Place
 from trainer.encode import encode_corpus
+from trainer.material import check_steps
 from trainer.recipe import Recipe
-from trainer.train import check_steps, fail, link_output, load_request, read_attempt
+from trainer.request import load_request, read_attempt
+from trainer.result import link_output
+from trainer.train import fail
 
 
 @pytest.fixture(scope="module")
