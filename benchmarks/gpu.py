@@ -29,9 +29,9 @@ from benchmarks.measure import ROOT, Claim, report
 from corpus_builder.errors import parse_error_line
 from tests.tiny_run import make_run, tiny_samples
 from tests.tokenizers_real import tiny_tokenizer_json, write_tokenizer_folder
-from trainer.launch import Ranks, alone_argv, free_port, rank_environment, train_argv
 from trainer.preflight import GIB, peak_tflops
 from trainer.progress import Event, Progress, parse_line
+from trainer.ranks import Ranks, alone_argv, free_port, rank_environment, train_argv
 
 #: Source: design, section 6: LLM Foundry's 7B at 4,096 tokens on an H100; preflight.
 FOUNDRY_TOKENS_PER_S, LEAST_MFU, PREFLIGHT_OFF = 8611.0, 0.40, 0.10

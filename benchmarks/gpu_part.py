@@ -38,12 +38,13 @@ from trainer.device import (
     find_place,
 )
 from trainer.encoded import EncodedSet
-from trainer.launch import GPU_RESERVE_BYTES, Ranks, make_wish
 from trainer.machine import read_machine
 from trainer.methods import check_methods
 from trainer.packing import Packing, one_each, pack
 from trainer.preflight import GIB, Memory, Wish, estimate, fits
+from trainer.ranks import Ranks
 from trainer.recipe import Recipe
+from trainer.room import GPU_RESERVE_BYTES, make_wish
 
 #: Source: config.json of Qwen2.5-0.5B and Qwen2.5-7B; `toy` has the same parts.
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -27,11 +27,13 @@ from corpus_builder.sample import Message, Sample, format_sample
 from trainer.arguments import Schedule
 from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
 from trainer.device import Precision
-from trainer.launch import Ranks, encode, make_wish
+from trainer.launch import encode
 from trainer.packing import one_each
 from trainer.preflight import Memory, estimate
+from trainer.ranks import Ranks
 from trainer.recipe import Recipe
 from trainer.request import load_request
+from trainer.room import make_wish
 from trainer.run_paths import run_paths
 
 LIMIT = 0.15  # issue "Trainer", item 6

@@ -71,7 +71,7 @@ class TrainReport:
     """One run, watched to its end or to the deadline.
 
     `points` are the progress lines seen while watching; `preflight` what the run expected before it began: gpu_gib,
-    host_gib, disk_gib, steps, views, minutes, basis (trainer/launch.py); empty where its line was not seen.
+    host_gib, disk_gib, steps, views, minutes, basis (trainer/room.py); empty where its line was not seen.
     """
 
     action: str

@@ -24,8 +24,8 @@ from corpus_builder.manifest import ClassAccount, FileAccount, Gate, Manifest, s
 from corpus_builder.sample import Message, Sample, format_sample
 from tests.tokenizers_real import tiny_tokenizer_json, write_tokenizer_folder
 from trainer.build_locks import EXTENSIONS_DIR, extensions_dir
-from trainer.launch import train_argv
 from trainer.progress import Event, Progress, parse_line
+from trainer.ranks import train_argv
 from trainer.recipe import Recipe
 from trainer.run_paths import DataPaths, RunPaths, run_paths
 from trainer.tiny_model import write_weights

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests.tiny_run import ROOT, free_port, make_run, tiny_samples, write_base_model
 from trainer.base_model import find_model_faults
-from trainer.launch import train_argv
 from trainer.merge import distance
+from trainer.ranks import train_argv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 #: One preset in `make test` (`zero3_offload` with all weights: test_training.py); the others in the soak.

@@ -18,27 +18,14 @@ from tests.trainer.test_preflight import wish
 from trainer.base_rules import DigestCache, check_not_stock, hash_file
 from trainer.encode import encode_corpus
 from trainer.gpus import Gpus
-from trainer.launch import (
-    GPU_RESERVE_BYTES,
-    Ranks,
-    asking_environment,
-    check_disk,
-    check_memory,
-    choose_ranks,
-    command_of,
-    gpu_free_bytes,
-    load_presets,
-    longest_batch,
-    prepare,
-    rank_environment,
-    tracker_environment,
-    train_argv,
-)
+from trainer.launch import command_of, prepare, tracker_environment
 from trainer.machine import Machine
 from trainer.packing import one_each, pack
 from trainer.preflight import estimate
+from trainer.ranks import Ranks, asking_environment, choose_ranks, rank_environment, train_argv
 from trainer.recipe import Recipe
 from trainer.request import load_request
+from trainer.room import GPU_RESERVE_BYTES, check_disk, check_memory, gpu_free_bytes, load_presets, longest_batch
 
 FOUR = [
     {"index": index, "name": "Tesla V100-SXM2-32GB", "memory_mib": 32_768, "used_mib": 3, "utilization": 0,
