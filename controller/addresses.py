@@ -1,4 +1,4 @@
-"""Where a machine is and who logs in: hosts, ports, users and jump hosts as people type them. Pure, quick to import.
+"""Where a machine is, how long it has to answer, and who logs in, as people type it. Pure, quick to import.
 
 >>> parse_jump("me@door.example:2200")
 ('me', 'door.example', 2200)
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+CONNECT_TIMEOUT_S = 8  # three attempts and their pauses stay below 30 s
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HOST = re.compile(r"[\w.:%][\w.:%-]*\Z")
 _USER = re.compile(r"[\w.+][\w.+@%\\-]*\Z")

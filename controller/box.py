@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import paramiko
 
 from controller import exchange
-from controller.dial import CONNECT_TIMEOUT_S, Dialed
+from controller.addresses import CONNECT_TIMEOUT_S
+from controller.dial import Dialed
 from controller.host_keys import parse_pins
 from controller.link import Hop, Link, Login, Patience, WorthAnotherTry, open_link, reason_of
 from controller.local_box import LocalBox as LocalBox
@@ -144,8 +145,8 @@ class SshBox:
         """Connect hop by hop, each with its own pinned key."""
         for hop in self._hops:
             through = self._links[-1] if self._links else None
-            dialed = self._dialed if through is None else None
-            self._links.append(open_link(hop, self._login, through, self._patience, dialed=dialed))
+            begun_early = self._dialed.take if self._dialed is not None and through is None else None
+            self._links.append(open_link(hop, self._login, through, self._patience, begun_early=begun_early))
         return self._links[-1].transport
 
 

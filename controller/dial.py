@@ -11,12 +11,11 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from controller.addresses import CONNECT_TIMEOUT_S
 from corpus_builder.errors import ProjectError
 
 if TYPE_CHECKING:
     from controller.link import Begun
-
-CONNECT_TIMEOUT_S = 8  # three attempts and their pauses stay below 30 s
 
 
 class Dialed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import paramiko
 
-from controller.dial import CONNECT_TIMEOUT_S, Dialed
+from controller.addresses import CONNECT_TIMEOUT_S
 from controller.host_keys import FAMILIES, PinnedKeys, PinPolicy, parse_pins
 from controller.private_keys import load_private_key
 from corpus_builder.errors import ProjectError
@@ -131,11 +131,10 @@ class BegunTransport(paramiko.Transport):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A connection on which the keys are being exchanged, with the wish for one of `key_types`."""
+    """A connection on which the keys are being exchanged."""
 
     transport: BegunTransport
     sock: WatchedSocket
-    key_types: tuple[str, ...]
 
 
 def begin_exchange(sock: socket.socket, host: str, port: int, known_hosts: str) -> Begun:
@@ -144,6 +143,7 @@ def begin_exchange(sock: socket.socket, host: str, port: int, known_hosts: str) 
 
 
 def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
+    """Begin the key exchange, with the wish for a host key of `key_types`."""
     watched = WatchedSocket(sock)
     transport = BegunTransport(watched)  # type: ignore[arg-type]  # it takes whatever behaves as a socket
     transport.banner_timeout = CONNECT_TIMEOUT_S
@@ -151,7 +151,7 @@ def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
     wanted = [kind for kind in key_types if kind in security.key_types]
     security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
     transport.begin()
-    return Begun(transport, watched, key_types)
+    return Begun(transport, watched)
 
 
 def _connect(host: str, port: int, through: Link | None) -> Any:
@@ -162,11 +162,17 @@ def _connect(host: str, port: int, through: Link | None) -> Any:
 
 
 def open_link(
-    hop: Hop, login: Login, through: Link | None, patience: Patience, *, dialed: Dialed | None = None
+    hop: Hop,
+    login: Login,
+    through: Link | None,
+    patience: Patience,
+    *,
+    begun_early: Callable[[], Begun | None] | None = None,
 ) -> Link:
     """Return an open link to `hop`, whose key was checked before anything was sent.
 
-    A connection that was `dialed` is used once, in place of a new one.
+    Args:
+        begun_early: Returns a connection to use in place of a new one, None when there is none any more.
 
     Raises:
         ProjectError: `host_key_unknown`, `host_key_mismatch`, `login_refused`, `box_unreachable`.
@@ -175,11 +181,11 @@ def open_link(
     *others, last = hop.pinned.preferences()
     for key_types in others:
         try:
-            return _open_preferring(key_types, hop, login, through, patience, dialed=dialed)
+            return _open_preferring(key_types, hop, login, through, patience, begun_early)
         except ProjectError as error:
             if error.code != "host_key_mismatch":  # a fingerprint does not tell which of the host's keys it is of
                 raise
-    return _open_preferring(last, hop, login, through, patience, dialed=dialed)
+    return _open_preferring(last, hop, login, through, patience, begun_early)
 
 
 def _open_preferring(
@@ -188,14 +194,13 @@ def _open_preferring(
     login: Login,
     through: Link | None,
     patience: Patience,
-    *,
-    dialed: Dialed | None,
+    begun_early: Callable[[], Begun | None] | None,
 ) -> Link:
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(PinPolicy(hop.pinned))
     begun: Begun | None = None
     try:
-        begun = dialed.take() if dialed is not None else None
+        begun = begun_early() if begun_early is not None else None
         if begun is None:
             begun = _begin(_connect(hop.pinned.host, hop.pinned.port, through), key_types)
         with login.chosen_key() as key:
