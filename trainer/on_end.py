@@ -33,6 +33,7 @@ WAYS_OFF = _OFF + tuple(("sudo", "-n") + words for words in _OFF)
 #: What a login without a shell has not in its PATH.
 _SYSTEM_PATH = "/usr/sbin:/sbin"
 _SHOWN_BYTES = 64 * 1024  # of what a command says
+CANNOT_RUN = 126  # as a shell says it
 _POLL_S = 0.2
 _DRAIN_S = 1.0  # after its end: how long a grandchild may hold the pipe
 
@@ -76,11 +77,20 @@ def leave_behind(on_end: OnEnd, paths: RunPaths) -> None:
 
 
 def _let_go_of_files() -> None:
-    """Hold no pipe and no terminal of whoever left us behind: it would wait for us."""
+    """Hold no pipe and no terminal of whoever left us behind: it would wait for us.
+
+    What Python opened is not inheritable and stays: an object closes its number once more when it goes, and that would
+    then be a file of somebody else.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    os.closerange(3, 1024)
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]:
+        try:
+            if os.get_inheritable(descriptor):
+                os.close(descriptor)
+        except OSError:
+            pass  # the list's own
 
 
 def carry_out(on_end: OnEnd, paths: RunPaths) -> None:
@@ -150,7 +160,7 @@ def _run(words: Sequence[str], timeout_s: float, journal: Optional[Journal]) -> 
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     except OSError:
-        return None
+        return CANNOT_RUN
     assert popen.stdout is not None
     give_up, left = time.monotonic() + timeout_s, _SHOWN_BYTES
     with popen.stdout as pipe:

@@ -295,7 +295,8 @@ def test_a_run_whose_folder_goes_is_still_seen_and_ended(machine):
     with machine.started("setup-and-train", "--confirm", "--watch-minutes", "8", *LONG) as refused:
         said, _ = refused.communicate(timeout=60)
     assert (refused.returncode, run in said) == (8, True)
-    shutil.rmtree(Path(machine.data.runs) / run)
+    gone = Path(machine.data.runs) / run
+    shutil.rmtree(gone.rename(machine.folder / "gone"))  # at once: the run writes while it is deleted
     status = machine.status()
     assert (status["run"]["id"], status["run"]["state"]) == (run, "running")
     assert status["locks"]["run"]["name"] == run

@@ -741,6 +741,20 @@ def test_whoever_reads_along_is_not_kept_waiting_by_the_end(supervise, machine):
         time.sleep(0.05)
 
 
+def test_what_came_from_outside_is_let_go_and_what_python_opened_stays():
+    """Found on Python 3.8: numbers that had been closed under their objects were closed again, under others."""
+    code = (
+        "import os; from trainer import on_end\n"
+        "ours, (_, theirs) = open(os.devnull), os.pipe()\n"
+        "os.set_inheritable(theirs, True)\n"
+        "on_end._let_go_of_files()\n"
+        "os.fstat(ours.fileno())\n"
+        "try: os.fstat(theirs)\n"
+        "except OSError: os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 7
+
+
 @pytest.mark.skipif(not PYTHON_3_8.exists(), reason="no Python 3.8 interpreter here: not run with it")
 def test_it_runs_on_python_3_8(supervise, machine):
     secrets = {"TOKEN": "abcdefgh", "ZY_ON_END": "sh -c 'echo done'"}
