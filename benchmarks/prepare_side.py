@@ -57,8 +57,7 @@ def raw(model: Path, samples: Path, threads: int) -> Callable[[], Callable[[], i
 def ours(engine: str, model: Path, samples: Path, threads: int) -> Callable[[], Callable[[], int]]:
     """Return what loads what prepares the samples and counts the tokens that are in rows (none is left out)."""
     from corpus_builder.fast_tokens import FastTokens
-    from corpus_builder.frame import load_frame
-    from corpus_builder.token_counts import WORTH_IT
+    from corpus_builder.frame import WORTH_IT, load_frame
     from trainer.corpus_cache import open_corpus
     from trainer.device import Place
     from trainer.encode import check_samples

@@ -27,6 +27,9 @@ __all__ = ["CHAT_TEMPLATE", "IGNORE_INDEX", "Encoded", "Frame", "Segment", "Temp
 _ASKED = (Message("user", "Who are you? 你是谁？"), Message("assistant", "I keep the lamp, every night. 晚安"))
 #: Ordinary conversations: read in parts they must be what the tokenizer makes of the whole.
 _PROBES = ((*_ASKED, *_ASKED), (Message("system", "You keep a lighthouse."), *_ASKED))
+#: Characters after which a faster engine is built: below, building and proving it (0.3 s) takes longer than it saves
+#: (0.9 s for a million tokens; benchmarks/results/prepare.md).
+WORTH_IT = 1_000_000
 #: Tokens by which a text may cost more in its place than by itself: a space before it, white space taken off.
 _SLACK = 2
 

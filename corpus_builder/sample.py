@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from corpus_builder.errors import Named, ProjectError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -102,20 +104,23 @@ def format_sample(sample: Sample) -> str:
     return json.dumps(packed, ensure_ascii=False)
 
 
-def parse_sample(line: str, *, path: str = "", line_number: int = 0) -> Sample:
+def parse_sample(line: str | bytes, *, path: str = "", line_number: int = 0) -> Sample:
     """Return the sample of one JSON line; the inverse of `format_sample`.
 
     A line of the first pipeline (`messages`, `source`, `weight` only) gets its class from its source.
 
     Raises:
         ProjectError: `sample_invalid`, naming the place and what is wrong.
+        UnicodeDecodeError: bytes that are no UTF-8.
     """
 
     def wrong(reason: str) -> ProjectError:
         return ProjectError("sample_invalid", path=Named(path), line=line_number, reason=reason)
 
     try:
-        packed = json.loads(line)
+        packed = _from_json(line)
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
         raise wrong("not JSON") from error
     if not isinstance(packed, dict) or not isinstance(packed.get("messages"), list) or not packed["messages"]:
@@ -143,6 +148,17 @@ def parse_sample(line: str, *, path: str = "", line_number: int = 0) -> Sample:
         split=split,
         origin=_parse_origin(packed.get("origin"), wrong),
     )
+
+
+def _from_json(line: str | bytes) -> Any:
+    """Return the value of a JSON text, as `json` reads it; raise ValueError.
+
+    What the quicker parser refuses may be JSON all the same: halves of surrogate pairs, deep nesting.
+    """
+    try:
+        return from_json(line)
+    except ValueError:
+        return json.loads(line if isinstance(line, str) else line.decode())
 
 
 def _parse_message(packed: Any, wrong: Any) -> Message:

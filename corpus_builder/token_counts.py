@@ -10,15 +10,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from corpus_builder.frame import Frame
+from corpus_builder.frame import WORTH_IT, Frame
 from corpus_builder.sample import Message
 
 if TYPE_CHECKING:
     from corpus_builder.fast_tokens import FastTokens
 
-#: Characters after which a faster engine is built: below, building and proving it (0.3 s) takes longer than it saves
-#: (0.9 s for a million tokens; benchmarks/results/prepare.md).
-WORTH_IT = 1_000_000
 #: Texts kept that were asked for one by one: questions, system prompts, parts.
 _REMEMBERED = 512
 #: Characters from which on a text may have to be cut.

@@ -14,7 +14,7 @@ FLOORS = {"corpus_builder": set(), "trainer": {"corpus_builder"}, "controller": 
 CONTRACTS = {
     "corpus_builder": {
         "errors", "log_lines", "say", "sample", "config", "plan", "suite", "manifest", "frame", "mask", "archive",
-        "archive_limits", "fast_tokens", "token_bytes",
+        "archive_limits", "fast_tokens", "text_ids", "token_bytes",
     },
     "trainer": {
         "recipe", "run_paths", "run_state", "progress", "remedies", "locks", "base_model", "build_locks", "children",

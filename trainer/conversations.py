@@ -76,9 +76,17 @@ class Conversations:
         return sample_id(name, self.sources[sample], int(self.replicas[sample]), self.messages(sample))
 
 
+class _Numbers(dict[str, int]):
+    """Numbers texts in the order in which they are first met."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
 def gather(samples: Iterable[Sample]) -> Conversations:
     """Return the samples as flat arrays; they are read once and not kept."""
-    number_of: dict[str, int] = {}
+    number_of = _Numbers()
     role_of = {role: at for at, role in enumerate(ROLES)}
     same: dict[str, str] = {}  # sources repeat, and one copy of each is enough
     content_at: list[int] = []
@@ -87,10 +95,10 @@ def gather(samples: Iterable[Sample]) -> Conversations:
     turns, weights, classes, splits, replicas = array("q", [0]), array("f"), array("b"), array("b"), array("q")
     sources: list[str] = []
     for sample in samples:
-        for message in sample.messages:
-            content_at.append(number_of.setdefault(message.content, len(number_of)))
-            roles.append(role_of[message.role])
-            trains.append(message.train)
+        messages = sample.messages
+        content_at += [number_of[message.content] for message in messages]
+        roles += [role_of[message.role] for message in messages]
+        trains += [message.train for message in messages]
         turns.append(len(roles))
         weights.append(sample.weight)
         classes.append(CLASSES.index(sample.sample_class))

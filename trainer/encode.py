@@ -33,7 +33,7 @@ DISAGREE, NOTHING_TRAINED, REFUSED = "labels_disagree", "nothing_trained", "temp
 MANIFEST_SUFFIX = ".manifest.json"
 _BLOCK_BYTES = 1 << 22  # read at once
 _BLOCK_TOKENS = 1 << 18  # put together and checked at once: what is touched stays in the processor's cache
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def manifest_path(samples_path: Path) -> Path:
@@ -88,7 +88,7 @@ def read_samples(file: SamplesFile) -> Iterator[Sample]:
                 digest.update(line)
                 if not line.isspace():
                     is_empty = False
-                    yield _parse(line.decode(), file.path, number)
+                    yield _parse(line, file.path, number)
     except (OSError, UnicodeDecodeError) as error:
         raise ProjectError("config_unreadable", path=str(file.path), reason=type(error).__name__) from error
     if is_empty:
@@ -97,7 +97,7 @@ def read_samples(file: SamplesFile) -> Iterator[Sample]:
         raise ProjectError("samples_changed", path=str(file.path))
 
 
-def _parse(line: str, samples_path: Path, number: int) -> Sample:
+def _parse(line: bytes, samples_path: Path, number: int) -> Sample:
     sample = parse_sample(line, path=samples_path.name, line_number=number)
     if _SURROGATE.search(line):  # half a character, as only an escape can write it: no tokenizer reads that
         try:

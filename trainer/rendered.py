@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from corpus_builder.fast_tokens import FastTokens
 from corpus_builder.frame import Frame, Segment
 from corpus_builder.sample import ROLES
+from corpus_builder.text_ids import flatten
 from trainer.conversations import Conversations, spans
 
 
@@ -65,12 +66,10 @@ class ChatmlRenderer:
 
     def __init__(self, talks: Conversations, frame: Frame, tokens: FastTokens) -> None:
         self._talks = talks
-        contents = tokens.encode_texts(talks.contents)
         literals = [*(frame.headers[role] for role in ROLES), (frame.im_end,), frame.newline]
-        self._pool = np.concatenate([np.array([*chain.from_iterable(literals)], dtype=np.int32), contents.ids])
-        lengths = np.concatenate([np.array([*map(len, literals)]), contents.lengths])
+        pool = tokens.encode_texts(talks.contents, lead=flatten(literals))
         #: Where each literal, then each content, lies in the pool.
-        self._starts, self._lengths = np.cumsum(lengths) - lengths, lengths
+        self._pool, self._starts, self._lengths = pool.ids, np.cumsum(pool.lengths) - pool.lengths, pool.lengths
         self._stop, self._newline, self._first_content = len(ROLES), len(ROLES) + 1, len(literals)
         of_turns = self._lengths[self._pieces(np.arange(len(talks.roles)))].sum(axis=1)
         ends = np.concatenate([[0], np.cumsum(of_turns)])

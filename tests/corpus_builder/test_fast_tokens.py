@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corpus_builder.fast_tokens import FastTokens, group_plain_alternatives, load_engine
+from corpus_builder.fast_tokens import FastTokens
 from corpus_builder.frame import Frame
+from corpus_builder.tiktoken_engine import group_plain_alternatives, load_engine
 from tests.tokenizers_real import qwen_tokenizer_json
 
 TEXTS = ["The keeper lights the lamp.", "守灯人在黄昏点灯。\n\n", "e\u0301 ① 12 345", "<|im_end|>", " \n a  b\t", "🌊"]
