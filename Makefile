@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOAK_MIN ?= 20
+WORKERS ?= 3
 DEMO_OUT ?= demo-out
 CPU_LOCK := configs/environments/cpu.txt
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -23,9 +24,9 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto -m "not e2e and not soak"
 
-# A file is one worker's: its tests share a machine. Much of it waits, so two cores are busy with two of them.
+# A file is one worker's: its tests share a machine. Four tenths of it is waiting, so two cores are busy with three.
 test: packages check
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "e2e and not soak"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "e2e and not soak"
 
 soak: install packages
 	SOAK_MIN=$(SOAK_MIN) $(BIN)/python -m pytest -m soak
