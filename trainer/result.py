@@ -5,6 +5,7 @@ Side effects: files in the run's folder and its version's.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -30,7 +31,7 @@ from trainer.first_batch import write_first_batch
 from trainer.merge import run_merge
 from trainer.recipe import Recipe
 from trainer.request import Request
-from trainer.run_paths import RunPaths
+from trainer.run_paths import RunPaths, run_paths
 from trainer.voice import Voice
 
 FIRST_ROWS = 4  # samples shown in first-batch.txt
@@ -92,8 +93,18 @@ def repair_pointer(request: Request, voice: Voice) -> None:
     """Point the version to this finished run, if it was killed before it could; a newer run's pointer stays."""
     pointer = Path(request.data.version_final(request.version))
     shown = Path(os.readlink(pointer)).parent.name if pointer.is_symlink() else ""
-    if shown < request.paths.run_id:  # run ids begin with their time
+    if not shown or _age(request, shown) < _age(request, request.paths.run_id):
         say_pointer(request, voice)
+
+
+def _age(request: Request, run_id: str) -> tuple[int, str]:
+    """Return what grows from run to run: the number that the box gave; the id begins with a clock's time."""
+    spec = run_paths(request.data.data, request.version, run_id).supervisor_spec
+    try:
+        number = int(json.loads(Path(spec).read_text("utf-8"))["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        number = 0  # a run that no box started
+    return number, run_id
 
 
 def say_pointer(request: Request, voice: Voice) -> None:

@@ -1,6 +1,7 @@
 """The recipe page: what it refuses before anything heavy, and whole runs of one process on a tiny model."""
 
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -14,10 +15,12 @@ from trainer.arguments import Schedule, learning_rate_at
 from trainer.base_model import find_model_faults
 from trainer.device import Place
 from trainer.encode import encode_corpus
+from trainer.final import point_version
 from trainer.material import check_steps
 from trainer.recipe import Recipe
 from trainer.request import load_request, read_attempt
-from trainer.result import link_output
+from trainer.result import link_output, repair_pointer
+from trainer.run_paths import run_paths
 from trainer.train import fail
 
 
@@ -193,6 +196,23 @@ def test_an_output_folder_elsewhere_is_linked(tmp_path, tiny_dir):
     link_output(run.recipe, run.paths)
     link_output(run.recipe, run.paths)
     assert Path(run.paths.checkpoints).resolve() == tmp_path / "big-disk" / run.paths.run_id
+
+
+@pytest.mark.parametrize(("numbers", "stays"), [((None, None), True), ((7, 8), False), ((8, 7), True)])
+def test_the_pointer_of_a_newer_run_stays_whatever_the_clock_said(tmp_path, tiny_dir, numbers, stays):
+    """The run that the pointer shows has the later id; the boxes' numbers, where there are any, know better."""
+    run = make_run(tmp_path / "data", tiny_dir, tiny_samples())
+    request = load_request(Path(run.paths.recipe))
+    later = run_paths(request.data.data, request.version, "29991231-235959-ffff")
+    for paths, number in zip((later, run.paths), numbers, strict=True):
+        os.makedirs(paths.final)
+        os.makedirs(paths.folder, exist_ok=True)
+        if number is not None:
+            Path(paths.supervisor_spec).write_text(json.dumps({"number": number}))
+    point_version(later, request.data.version_final(request.version))
+    repair_pointer(request, Said())
+    shown = os.readlink(request.data.version_final(request.version))
+    assert shown == f"{later.run_id if stays else run.paths.run_id}/final"
 
 
 def test_a_failed_rank_tells_its_error(capsys):
