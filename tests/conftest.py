@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from corpus_builder.frame import Frame
+from tests.agent_box import AgentBox, agent_box
 from tests.tokenizers_real import tiny_tokenizer_json
 
 
@@ -31,3 +34,10 @@ def chatml_model_dir(tmp_path_factory: pytest.TempPathFactory, chatml_tokenizer_
     folder = tmp_path_factory.mktemp("chatml-model")
     (folder / "tokenizer.json").write_text(chatml_tokenizer_json, "utf-8")
     return folder
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentBox]:
+    """A machine that the agent stands for: asked as over SSH, on this one."""
+    with agent_box(tmp_path, sys.executable, monkeypatch) as made:
+        yield made

@@ -46,12 +46,6 @@ HOSTILE = (
 
 
 @pytest.fixture
-def box(tmp_path, monkeypatch):
-    with agent_box(tmp_path, sys.executable, monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
 def digest(box):
     return box.push()
 

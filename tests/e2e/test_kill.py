@@ -19,7 +19,6 @@ import pytest
 from controller.boxside import ending
 from controller.boxside.arguments import Arguments
 from corpus_builder.errors import ProjectError
-from tests.agent_box import agent_box
 from trainer.children import child_from_json, find_members
 from trainer.locks import start_ticks
 
@@ -57,12 +56,6 @@ case "$*" in
 *) echo "$*" >> {folder}/refused; exit 9 ;;
 esac
 """
-
-
-@pytest.fixture
-def box(tmp_path, monkeypatch):
-    with agent_box(tmp_path, sys.executable, monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture
