@@ -78,7 +78,6 @@ class SshBox:
         self._hops = [Hop(user, parse_pins(ssh.known_hosts, host=host, port=port)) for user, host, port in ssh.route()]
         self.problems = self._hops[-1].pinned.problems
         self._links: list[Link] = []
-        logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its tracebacks would stand beside our three lines
         for problem in self.problems:
             log.warning("ZY_GPU_KNOWN_HOSTS, %s", spoken(problem, "en"))
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from controller.addresses import CONNECT_TIMEOUT_S
-from corpus_builder.errors import ProjectError
 
 if TYPE_CHECKING:
     from controller.link import Begun
@@ -38,7 +37,7 @@ class Dialed:
             return
         from controller.link import begin_exchange  # a tenth of a second, in which the network answers
 
-        with suppress(ProjectError):  # pins that cannot be read: who opens the box says so
+        with suppress(Exception):  # pins that cannot be read, a link that broke: who opens the box meets it and says so
             self._begun = begin_exchange(sock, *self.address, self._known_hosts)
         if self._begun is None:
             sock.close()

@@ -5,6 +5,7 @@ Side effects: network, and a thread per connection that asks a silent server whe
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -144,6 +145,7 @@ def begin_exchange(sock: socket.socket, host: str, port: int, known_hosts: str) 
 
 def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
     """Begin the key exchange, with the wish for a host key of `key_types`."""
+    _hush()
     watched = WatchedSocket(sock)
     transport = BegunTransport(watched)  # type: ignore[arg-type]  # it takes whatever behaves as a socket
     transport.banner_timeout = CONNECT_TIMEOUT_S
@@ -152,6 +154,11 @@ def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
     security.key_types = [*wanted, *(kind for kind in security.key_types if kind not in wanted)]
     transport.begin()
     return Begun(transport, watched)
+
+
+def _hush() -> None:
+    """Keep paramiko's tracebacks from standing beside our three lines: what went wrong is raised as well."""
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 def _connect(host: str, port: int, through: Link | None) -> Any:
@@ -258,6 +265,7 @@ def learn_host_keys(host: str, port: int, through: Link | None = None) -> tuple[
 
 
 def _shown_key(family: Sequence[str], host: str, port: int, through: Link | None) -> paramiko.PKey:
+    _hush()
     transport = paramiko.Transport(_connect(host, port, through))
     try:
         transport.banner_timeout = CONNECT_TIMEOUT_S

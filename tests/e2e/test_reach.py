@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +195,29 @@ def test_a_quick_action_connects_once_and_early(sshd, tmp_path, lang, code):
             cwd=ROOT, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (done.returncode, proxy.accepted) == (code, 1), done.stderr
+
+
+@pytest.mark.parametrize("action", ["status", "doctor"])
+def test_what_is_no_ssh_server_is_said_without_a_traceback(sshd, tmp_path, action):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    there, _ = server.accept()
+                    with there:
+                        there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        settings = sshd.settings() | {"ZY_GPU_PORT": str(server.getsockname()[1]), "ZY_LANG": "en"}
+        done = subprocess.run(
+            [sys.executable, "-m", "controller.cli", action],
+            env=settings | {"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        server.shutdown(socket.SHUT_RDWR)
+    assert (done.returncode, "no SSH server" in done.stdout + done.stderr) == (3, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # --- odd logins
