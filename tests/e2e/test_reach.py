@@ -189,12 +189,15 @@ def test_a_quick_action_connects_once_and_early(sshd, tmp_path, lang, code):
             "ZY_CODING_TRAIN_ROOT": str(tmp_path / "root"),
             "ZY_LANG": lang,
         }
+        log = sshd.folder / "sshd.log"
+        logins = log.read_text().count("Accepted")
         done = subprocess.run(
             [sys.executable, "-m", "controller.cli", "status"],
             env=settings | {"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
             cwd=ROOT, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (done.returncode, proxy.accepted) == (code, 1), done.stderr
+        assert log.read_text().count("Accepted") - logins == (code == 0)
 
 
 @pytest.mark.parametrize("action", ["status", "doctor"])
