@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,5 +229,9 @@ def test_embeddings_that_training_untied_are_told(tmp_path):
 
 def test_other_ranks_wait_for_the_result(paths):
     wait_for_final(paths, deadline_s=0)  # it isn't there: the deadline ends the wait
-    Path(paths.final).mkdir()
+    assert not Path(paths.final).exists()
+    rank_0 = threading.Timer(0.3, Path(paths.final).mkdir)
+    rank_0.start()
     wait_for_final(paths, deadline_s=float("inf"))
+    assert Path(paths.final).is_dir()
+    rank_0.join()
