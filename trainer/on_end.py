@@ -150,7 +150,10 @@ def _find(program: str) -> Optional[str]:
 
 
 def _run(words: Sequence[str], timeout_s: float, journal: Optional[Journal]) -> Optional[int]:
-    """Run a program without a shell; return its exit code, None when there is none or it had to be ended."""
+    """Run a program without a shell; return its exit code, None when there is none of that name or it had to be ended.
+
+    `CANNOT_RUN`: the system refused to start it.
+    """
     program = _find(words[0])
     if program is None:
         return None

@@ -678,6 +678,15 @@ def test_a_command_that_cannot_run_is_said(supervise, machine, wish, result):
     end_of(run, what="command", result=result)
 
 
+def test_a_command_that_the_system_refuses_has_a_shells_code(supervise, machine, tmp_path):
+    program = tmp_path / "of-no-interpreter"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o700)
+    run = ending(supervise, machine, "pass", str(program))
+    run.wait()
+    end_of(run, what="command", result="ended", code="126")
+
+
 def test_a_command_is_nowhere_but_in_the_secret_file_and_no_step_sees_it(supervise, machine):
     wish = "sh -c 'echo t0ken-c4nary' --key s3cr3t-value"
     run = ending(supervise, machine, "import os; print('sees', 'ZY_ON_END' in os.environ)", wish)
