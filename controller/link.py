@@ -118,13 +118,16 @@ class Link:
 class BegunTransport(paramiko.Transport):
     """A transport whose key exchange begins at once, and is waited for when it is needed."""
 
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self._is_exchanged = threading.Event()
+
     def begin(self) -> None:
         """Begin the key exchange, in the transport's own thread."""
-        self._is_exchanged = threading.Event()
         super().start_client(event=self._is_exchanged)
 
     def start_client(self, event: threading.Event | None = None, timeout: float | None = None) -> None:
-        """Wait for the end of the key exchange that was begun; raise what ended it."""
+        """Wait `timeout` seconds at most for the end of the key exchange that was begun; raise what ended it."""
         self._is_exchanged.wait(timeout)
         if not self.is_active():
             raise self.get_exception() or paramiko.SSHException("Negotiation failed.")
@@ -147,7 +150,7 @@ def _begin(sock: Any, key_types: tuple[str, ...]) -> Begun:
     """Begin the key exchange, with the wish for a host key of `key_types`."""
     _hush()
     watched = WatchedSocket(sock)
-    transport = BegunTransport(watched)  # type: ignore[arg-type]  # it takes whatever behaves as a socket
+    transport = BegunTransport(watched)
     transport.banner_timeout = CONNECT_TIMEOUT_S
     security = transport.get_security_options()
     wanted = [kind for kind in key_types if kind in security.key_types]
