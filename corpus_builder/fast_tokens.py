@@ -3,7 +3,7 @@
 The engine is built from the model's own `tokenizer.json`. It is used only if it agrees with the tokenizer itself on a
 sample of the very texts that are asked for and on a list of edge cases, and then only for texts whose every
 character has agreed: how a text is cut into words depends on the class of each character, and two libraries may know
-different versions of Unicode. All other texts go to the tokenizer itself. Side effects: none; tiktoken is optional.
+different versions of Unicode. All other texts go to the tokenizer itself. tiktoken is optional. Side effects: threads.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ class TextIds:
 
 
 def flatten(lists: Sequence[Sequence[int]]) -> TextIds:
+    """Return the ids of N texts, a sequence each, as flat arrays."""
     lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     return TextIds(np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(lengths.sum())), lengths)
 
@@ -32,6 +33,6 @@ def join(parts: Sequence[TextIds]) -> TextIds:
 
 
 def split(texts: TextIds) -> list[NDArray[np.int32]]:
-    """Return the ids of each text."""
+    """Return the ids of each text, N arrays (t,): views, not copies."""
     ends = np.cumsum(texts.lengths).tolist()
     return [texts.ids[start:end] for start, end in pairwise([0, *ends])]

@@ -37,6 +37,8 @@ class Engine:
     """tiktoken with one model's vocabulary.
 
     Attributes:
+        encoding: tiktoken's own.
+        is_nfc: The model's tokenizer puts a text into normal form C first.
         between: Id of the token between texts.
         lengths: Bytes of each id.
     """
